@@ -1,0 +1,118 @@
+"""Calibration observers for JAX.
+
+An observer is a pair of pure functions over a pytree, like an optimizer in Optax, and two readers of that pytree:
+`init`, `update`, `merge`, `calculate_qparams`. Four choices make one, independent of one another:
+
+* the statistic: `min_max`, `moving_average_min_max`, `mean_min_max`, `log_histogram`, and those that need no data,
+  `fixed_qparams`, `placeholder`, `noop`;
+* the grid: a `QDtype` (`qint8`, `quint8`, ...) and the affine or symmetric half of a `QScheme`;
+* the granularity: the per-tensor or per-channel half of it, with `ch_axis` and `group_size`.
+
+Where things are; imports point upwards only:
+
+    qtypes          which codes exist                       arithmetic  floats that do not depend on the compiler
+    counting        integers past 2**32                     granularity who shares a scale
+    qparams         the formula from range to grid          observer    Observer, Recipe, Statistic
+    quantization    quantize, dequantize, fake_quantize     lifting     from a statistic to an observer
+    observers/      the catalogue, one statistic a file     reading     many observers at once
+    calibration     the loop                                report      tables for people
+    linen/  nnx/    the same as Flax layers
+
+Example:
+  >>> import jax.numpy as jnp, jqobs
+  >>> observer = jqobs.min_max()
+  >>> state = jqobs.calibrate(observer, [jnp.array([-1.0, 2.0]), jnp.array([0.0, 3.0])])
+  >>> scale, zero_point = observer.calculate_qparams(state)
+  >>> int(zero_point)
+  64
+"""
+
+from jqobs import linen, nnx
+from jqobs._version import __version__
+from jqobs.calibration import calibrate
+from jqobs.counting import Count
+from jqobs.lifting import lift
+from jqobs.observer import (
+    NotCalibratedError,
+    Observer,
+    Recipe,
+    Statistic,
+    factory,
+    is_calibrated,
+    with_args,
+)
+from jqobs.observers import (
+    fixed_qparams,
+    log_histogram,
+    mean_min_max,
+    min_max,
+    moving_average_min_max,
+    noop,
+    placeholder,
+)
+from jqobs.qparams import QParams, calculate_qparams
+from jqobs.qtypes import (
+    Grid,
+    QDtype,
+    QScheme,
+    per_channel_affine,
+    per_channel_symmetric,
+    per_tensor_affine,
+    per_tensor_symmetric,
+    qint2,
+    qint4,
+    qint8,
+    qint16,
+    qint32,
+    quint2,
+    quint4,
+    quint8,
+    quint16,
+)
+from jqobs.quantization import dequantize, fake_quantize, quantize
+from jqobs.report import report
+
+__all__ = [
+    "Count",
+    "Grid",
+    "NotCalibratedError",
+    "Observer",
+    "QDtype",
+    "QParams",
+    "QScheme",
+    "Recipe",
+    "Statistic",
+    "__version__",
+    "calculate_qparams",
+    "calibrate",
+    "dequantize",
+    "factory",
+    "fake_quantize",
+    "fixed_qparams",
+    "is_calibrated",
+    "lift",
+    "linen",
+    "log_histogram",
+    "mean_min_max",
+    "min_max",
+    "moving_average_min_max",
+    "nnx",
+    "noop",
+    "per_channel_affine",
+    "per_channel_symmetric",
+    "per_tensor_affine",
+    "per_tensor_symmetric",
+    "placeholder",
+    "qint2",
+    "qint4",
+    "qint8",
+    "qint16",
+    "qint32",
+    "quantize",
+    "quint2",
+    "quint4",
+    "quint8",
+    "quint16",
+    "report",
+    "with_args",
+]

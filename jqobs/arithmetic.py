@@ -1,0 +1,56 @@
+"""Float arithmetic whose bits do not depend on how XLA compiled it.
+
+XLA rewrites a division by a constant (or by a broadcast scalar) into a multiplication by the reciprocal, and contracts
+a multiplication and an addition into one fused operation. Both are an ulp away from what NumPy, eager JAX and the
+reference frameworks compute, and an ulp moves a zero point. `optimization_barrier` would stop the compiler, but it is
+dropped under `jax.vmap`; a value that depends on the data cannot be.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def hide(value: jax.typing.ArrayLike, behind: jax.Array) -> jax.Array:
+    """Returns `value`, elementwise in the shape of `behind`, so that the compiler cannot see what it is.
+
+    Where `behind` is NaN the result is NaN. `behind` must be an array that depends on data, not a constant.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jqobs.arithmetic import hide
+      >>> hide(255.0, jnp.float32([1.0, 2.0])).tolist()
+      [255.0, 255.0]
+    """
+    return jnp.where(behind == behind, value, behind)  # noqa: PLR0124 (equal to itself unless NaN: that is the point)
+
+
+def divide(numerator: jax.Array, denominator: jax.typing.ArrayLike) -> jax.Array:
+    """Divides as IEEE 754 does, on every path: eager, jitted, vmapped, with a constant or a scalar denominator.
+
+    Args:
+      numerator: A float32 array that depends on data.
+      denominator: A float32 array or a number that broadcasts against it.
+
+    Returns:
+      The correctly rounded quotient, in the shape of `numerator`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jqobs.arithmetic import divide
+      >>> divide(jnp.float32([51.0, 255.0]), 255.0).tolist() == [jnp.float32(0.2), 1.0]
+      True
+    """
+    return numerator / hide(denominator, behind=numerator)
+
+
+def interpolate(start: jax.Array, stop: jax.Array, fraction: float) -> jax.Array:
+    """Moves from `start` towards `stop` by `fraction`: `start + fraction * (stop - start)`, each step rounded.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jqobs.arithmetic import interpolate
+      >>> interpolate(jnp.float32(0.0), jnp.float32(-10.0), 0.25).item()
+      -2.5
+    """
+    step = fraction * (stop - start)
+    return start + hide(step, behind=step)

@@ -1,0 +1,115 @@
+"""Integers that stay exact past 2**32, from two uint32 words: JAX has no 64-bit integers unless x64 is switched on."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Count(NamedTuple):
+    """An array of exact counters, elementwise `high * 2**32 + low`.
+
+    It is a pytree of two arrays, so it can be vmapped, scanned, donated, sharded and saved like any other. It reads as
+    what it stands for: `int(count)` for a single one, `np.asarray(count)` (uint64) for many, `count == 3` by value.
+
+    Attributes:
+      low: `[*shape]` uint32, the lower 32 bits.
+      high: `[*shape]` uint32, the upper 32 bits.
+
+    Example:
+      >>> from jqobs.counting import add, count
+      >>> int(add(count(2**32 - 1), count(2)))
+      4294967297
+    """
+
+    low: jax.Array
+    high: jax.Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array of counters."""
+        return self.low.shape
+
+    def __int__(self) -> int:
+        return int(self.high) << 32 | int(self.low)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        del copy  # A new array either way.
+        low, high = (np.asarray(word).astype(np.uint64) for word in self)
+        return np.asarray(high << np.uint64(32) | low, dtype)
+
+    def __eq__(self, other: object) -> Any:
+        return np.asarray(self) == np.asarray(other)
+
+    def __ne__(self, other: object) -> Any:
+        return np.asarray(self) != np.asarray(other)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __repr__(self) -> str:
+        concrete = all(isinstance(word, jax.Array | np.ndarray) and not isinstance(word, jax.core.Tracer) for word in self)
+        return f"Count({np.asarray(self).tolist()})" if concrete else f"Count(low={self.low}, high={self.high})"
+
+
+def count(value: Any = 0, shape: tuple[int, ...] = ()) -> Count:
+    """Counters that all hold `value`: a Python integer, or a uint32 array counted by the caller.
+
+    Example:
+      >>> from jqobs.counting import count
+      >>> count(7, shape=(2,))
+      Count([7, 7])
+    """
+    if isinstance(value, int):
+        low, high = value & 0xFFFFFFFF, value >> 32
+        return Count(low=jnp.full(shape, low, jnp.uint32), high=jnp.full(shape, high, jnp.uint32))
+    return Count(low=value, high=jnp.zeros_like(value))
+
+
+def add(a: Count, b: Count) -> Count:
+    """The exact elementwise sum; associative and commutative, modulo 2**64.
+
+    Example:
+      >>> from jqobs.counting import add, count
+      >>> add(count(2**24), count(1))
+      Count(16777217)
+    """
+    low = a.low + b.low
+    carry = (low < a.low).astype(jnp.uint32)
+    return Count(low=low, high=a.high + b.high + carry)
+
+
+def is_positive(a: Count) -> jax.Array:
+    """Whether each counter is above zero, as booleans.
+
+    Example:
+      >>> from jqobs.counting import count, is_positive
+      >>> bool(is_positive(count(2**32)))
+      True
+    """
+    return (a.low | a.high) != 0
+
+
+def to_float(a: Count) -> jax.Array:
+    """Each counter rounded to float32.
+
+    Example:
+      >>> from jqobs.counting import count, to_float
+      >>> to_float(count(2**33)).item() == 2.0**33
+      True
+    """
+    return a.high.astype(jnp.float32) * 2.0**32 + a.low.astype(jnp.float32)
+
+
+def only_where(flag: jax.Array, a: Count) -> Count:
+    """The counters where `flag` holds, and 0 elsewhere.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jqobs.counting import count, only_where
+      >>> only_where(jnp.array([True, False]), count(3, shape=(2,)))
+      Count([3, 0])
+    """
+    return jax.tree.map(lambda word: jnp.where(flag, word, jnp.zeros_like(word)), a)

@@ -1,0 +1,202 @@
+"""The layers: `Observe` around any observer, and the classes that users of other frameworks know by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+from flax import linen as nn
+
+from jqobs import observers
+from jqobs.observer import Observer, Recipe
+from jqobs.qparams import QParams
+from jqobs.qtypes import (
+    QDtype,
+    QScheme,
+    per_channel_symmetric,
+    per_tensor_affine,
+    per_tensor_symmetric,
+    qint8,
+    quint8,
+)
+
+T = TypeVar("T")
+
+
+class ObservingLayer(nn.Module):
+    """An identity that shows its input to `self.observer`. The statistic is the variable "state" of "observers".
+
+    It observes when that collection is mutable, and not during `init`. Otherwise nothing is traced at all.
+    """
+
+    @nn.compact
+    def __call__(self, x: T, mask: Any = None) -> T:
+        """Returns `x` itself; `mask` (of its rank) is false where a value is to be left out of the statistic."""
+        if self.is_mutable_collection("observers"):
+            state = self.variable("observers", "state", self.observer.init, x)
+            if not self.is_initializing():
+                state.value = self.observer.update(state.value, x, mask=mask)
+        return x
+
+    def calculate_qparams(self) -> QParams:
+        """The grid for what was seen; of a bound layer, or by `layer.apply(variables, method="calculate_qparams")`."""
+        return self.observer.calculate_qparams(self.get_variable("observers", "state"))
+
+
+class Observe(ObservingLayer):
+    """Shows its input to any observer, and returns it.
+
+    Attributes:
+      observer: The observer.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jqobs
+      >>> from flax import linen as nn
+      >>> model = nn.Sequential([nn.Dense(4), jqobs.linen.Observe(jqobs.log_histogram())])
+      >>> x = jnp.ones((2, 3))
+      >>> variables = model.init(jax.random.key(0), x)
+      >>> y, observed = model.apply(variables, x, mutable=["observers"])
+      >>> int(observed["observers"]["layers_1"]["state"].seen)
+      8
+    """
+
+    observer: Observer
+
+
+class ObserverBase(ObservingLayer):
+    """What the named classes share: constructor arguments that are those of their functional observer.
+
+    Abstract: a class of your own sets `factory` to a function made by `jqobs.factory`, and declares its further arguments.
+
+    Attributes:
+      qscheme: The scheme.
+      qdtype: The type of the codes.
+      ch_axis: The channel axis; None for per-tensor schemes, whatever was given.
+      eps: A floor under the scale; None for the grid's own.
+    """
+
+    qscheme: QScheme = per_tensor_affine
+    qdtype: QDtype = quint8
+    ch_axis: int | None = None
+    eps: float | None = None
+
+    factory: ClassVar[Callable[..., Observer] | None] = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.qscheme, QScheme) and not self.qscheme.is_per_channel:
+            self.ch_axis = None
+        if self.factory is not None:
+            _ = self.observer  # A bad argument dies where it was written.
+        super().__post_init__()
+
+    @property
+    def observer(self) -> Observer:
+        """The functional observer with the arguments of this layer."""
+        if self.factory is None:
+            raise NotImplementedError(f"{type(self).__name__} is abstract: a subclass sets `factory`")
+        taken = inspect.signature(self.factory).parameters
+        return self.factory(**{name: getattr(self, name) for name in self.__dataclass_fields__ if name in taken})
+
+    @classmethod
+    def with_args(cls, **arguments: Any) -> Recipe:
+        """A recipe: `recipe()` builds a layer of this class with these arguments, `recipe.with_args(...)` adds to them."""
+        return Recipe(cls).with_args(**arguments)
+
+
+class MinMaxObserver(ObserverBase):
+    """Tracks the running minimum and maximum: `jqobs.min_max`.
+
+    Example:
+      >>> import jax, jqobs
+      >>> observer = jqobs.linen.MinMaxObserver()
+      >>> x = jax.random.normal(jax.random.key(0), (64, 128))
+      >>> y, variables = observer.apply({}, x, mutable=["observers"])
+      >>> scale, zero_point = observer.apply(variables, method="calculate_qparams")
+      >>> y is x, scale.shape, zero_point.shape
+      (True, (), ())
+    """
+
+    factory = staticmethod(observers.min_max)
+
+
+class PerChannelMinMaxObserver(MinMaxObserver):
+    """Tracks the running minimum and maximum of every channel.
+
+    Example:
+      >>> import jqobs
+      >>> recipe = jqobs.linen.PerChannelMinMaxObserver.with_args(ch_axis=1)
+      >>> recipe().ch_axis
+      1
+    """
+
+    qscheme: QScheme = per_channel_symmetric
+    qdtype: QDtype = qint8
+    ch_axis: int | None = 0
+
+
+class MovingAverageMinMaxObserver(ObserverBase):
+    """Tracks moving averages of the minimum and the maximum of a batch: `jqobs.moving_average_min_max`."""
+
+    averaging_constant: float = 0.01
+
+    factory = staticmethod(observers.moving_average_min_max)
+
+
+class MovingAveragePerChannelMinMaxObserver(MovingAverageMinMaxObserver):
+    """Tracks moving averages of the minimum and the maximum of every channel of a batch."""
+
+    qscheme: QScheme = per_channel_symmetric
+    qdtype: QDtype = qint8
+    ch_axis: int | None = 0
+
+
+class LogHistogramObserver(ObserverBase):
+    """Tracks a histogram whose bins never move: `jqobs.log_histogram`."""
+
+    bins_per_octave: int = 32
+
+    factory = staticmethod(observers.log_histogram)
+
+
+class FixedQParamsObserver(ObserverBase):
+    """Answers with the scale and the zero point that it was given, whatever it is shown: `jqobs.fixed_qparams`.
+
+    Example:
+      >>> import jqobs
+      >>> sigmoid = jqobs.linen.FixedQParamsObserver(scale=1 / 256, zero_point=0)
+      >>> scale, zero_point = sigmoid.apply({}, method="calculate_qparams")
+      >>> float(scale), int(zero_point)
+      (0.00390625, 0)
+    """
+
+    scale: float | tuple[float, ...] = 1.0
+    zero_point: int | tuple[int, ...] = 0
+
+    factory = staticmethod(observers.fixed_qparams)
+
+
+class PlaceholderObserver(ObserverBase):
+    """Watches nothing and carries a type: `jqobs.placeholder`."""
+
+    custom_op_name: str = ""
+    is_dynamic: bool = False
+
+    factory = staticmethod(observers.placeholder)
+
+
+class NoopObserver(ObserverBase):
+    """Watches nothing and has no grid: `jqobs.noop`."""
+
+    factory = staticmethod(observers.noop)
+
+
+default_observer = MinMaxObserver.with_args(qdtype=dataclasses.replace(quint8, quant_max=127))
+"""For activations: codes 0..127, so that sums of products stay clear of overflow on hardware with 16-bit sums."""
+
+default_weight_observer = MinMaxObserver.with_args(qscheme=per_tensor_symmetric, qdtype=qint8)
+"""For weights: symmetric codes -128..127."""
+
+default_dynamic_quant_observer = PlaceholderObserver.with_args(qdtype=quint8, is_dynamic=True)
+"""For activations whose range is taken at run time."""

@@ -1,0 +1,271 @@
+"""The modules: `Observe` around any observer, and the classes that users of other frameworks know by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jqobs import observers
+from jqobs.observer import NotCalibratedError, Observer, Recipe
+from jqobs.qparams import QParams
+from jqobs.qtypes import (
+    QDtype,
+    QScheme,
+    per_channel_symmetric,
+    per_tensor_affine,
+    per_tensor_symmetric,
+    qint8,
+    quint8,
+)
+
+T = TypeVar("T")
+
+
+@dataclass_transform()
+def layer(cls: type[T]) -> type[T]:
+    """Gives a module the constructor that its fields spell out; modules compare by identity."""
+    return dataclasses.dataclass(eq=False, repr=False)(cls)
+
+
+class ObserverState(nnx.Variable):
+    """Holds the state of an observer; the filter for `nnx.split(model, jqobs.nnx.ObserverState, ...)`."""
+
+
+class ObservingModule(nnx.Module):
+    """An identity that shows its input to `self.observer` while `observing`, and keeps the statistic in `state`."""
+
+    observer: Observer
+
+    def _begin(self, shape: tuple[int, ...] | None) -> None:
+        self.observing = True
+        self._shape = shape
+        self.state = nnx.data(None)  # First as data: a Variable cannot take the place of a static None.
+        self.reset()
+
+    def __call__(self, x: T, mask: Any = None) -> T:
+        """Returns `x` itself, recorded if `observing`; `mask` (of its rank) is false where a value is left out."""
+        if self.observing:
+            self.record(x, mask)
+        return x
+
+    def record(self, x: Any, mask: Any = None) -> None:
+        """Folds a batch into the statistic."""
+        if self.state is None:
+            self.state = ObserverState(self.observer.init(x))
+        self.state.set_value(self.observer.update(self.state.get_value(), x, mask=mask))
+
+    def reset(self) -> None:
+        """Back to nothing seen, as a fresh module."""
+        qscheme = self.observer.recipe.get("qscheme")
+        if self._shape is None and qscheme is not None and qscheme.is_per_channel:
+            self.state = None  # The first batch tells how many channels there are.
+        else:
+            self.state = ObserverState(self.observer.init(jax.ShapeDtypeStruct(self._shape or (), jnp.float32)))
+
+    def calculate_qparams(self) -> QParams:
+        """The grid for what was seen."""
+        return self.observer.calculate_qparams(None if self.state is None else self.state.get_value())
+
+    def set_view(self, observing: bool | None = None) -> None:
+        """Switches recording; called by `nnx.view(model, observing=...)`."""
+        if observing is not None:
+            self.observing = observing
+
+    @property
+    def min_val(self) -> jax.Array:
+        """The lower end of the range seen."""
+        return self._value().min_val
+
+    @property
+    def max_val(self) -> jax.Array:
+        """The upper end of the range seen."""
+        return self._value().max_val
+
+    def _value(self) -> Any:
+        if self.state is None:
+            raise NotCalibratedError(f"{self.observer!r} has no state yet: call it once, or build it with shape=")
+        return self.state.get_value()
+
+
+class Observe(ObservingModule):
+    """Shows its input to any observer, and returns it.
+
+    Args:
+      observer: The observer.
+      shape: The shape of the data. Only a per-channel observer needs it, and only where the state has to exist before
+        the first call, as inside `nnx.scan`.
+      rngs: Ignored; taken so that it can be built like any other module.
+
+    Attributes:
+      observer: The observer.
+      observing: Whether a call records. Switched by `nnx.view(model, observing=False)`.
+      state: An `ObserverState`, or None while a per-channel observer has seen nothing.
+
+    Example:
+      >>> import jax.numpy as jnp, jqobs
+      >>> layer = jqobs.nnx.Observe(jqobs.log_histogram())
+      >>> x = jnp.array([-1.0, 3.0])
+      >>> layer(x) is x, layer.min_val.item(), layer.max_val.item()
+      (True, -1.0, 3.0)
+    """
+
+    def __init__(self, observer: Observer, *, shape: tuple[int, ...] | None = None, rngs: Any = None):
+        del rngs
+        self.observer = observer
+        self._begin(shape)
+
+
+@layer
+class ObserverBase(ObservingModule):
+    """What the named classes share: constructor arguments that are those of their functional observer.
+
+    Abstract: a class of your own is decorated with `dataclasses.dataclass(eq=False, repr=False)`, sets `factory` to a
+    function made by `jqobs.factory`, and declares its further arguments as fields.
+
+    Attributes:
+      qscheme: The scheme.
+      qdtype: The type of the codes.
+      ch_axis: The channel axis; None for per-tensor schemes, whatever was given.
+      eps: A floor under the scale; None for the grid's own.
+      shape: The shape of the data, as for `Observe`.
+      rngs: Ignored, and not kept.
+    """
+
+    qscheme: QScheme = per_tensor_affine
+    qdtype: QDtype = quint8
+    ch_axis: int | None = None
+    eps: float | None = None
+    shape: tuple[int, ...] | None = dataclasses.field(default=None, kw_only=True)
+    rngs: dataclasses.InitVar[Any] = dataclasses.field(default=None, kw_only=True)
+
+    factory: ClassVar[Callable[..., Observer] | None] = None
+
+    def __post_init__(self, rngs: Any) -> None:
+        del rngs
+        if isinstance(self.qscheme, QScheme) and not self.qscheme.is_per_channel:
+            self.ch_axis = None
+        if self.factory is not None:
+            self._begin(self.shape)
+
+    @property
+    def observer(self) -> Observer:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The functional observer with the arguments of this module."""
+        if self.factory is None:
+            raise NotImplementedError(f"{type(self).__name__} is abstract: a subclass sets `factory`")
+        taken = inspect.signature(self.factory).parameters
+        return self.factory(**{name: getattr(self, name) for name in self.__dataclass_fields__ if name in taken})
+
+    @classmethod
+    def with_args(cls, **arguments: Any) -> Recipe:
+        """A recipe: `recipe()` builds a module of this class with these arguments, `recipe.with_args(...)` adds to them."""
+        return Recipe(cls).with_args(**arguments)
+
+
+@layer
+class MinMaxObserver(ObserverBase):
+    """Tracks the running minimum and maximum: `jqobs.min_max`.
+
+    Example:
+      >>> import jax, jqobs
+      >>> observer = jqobs.nnx.MinMaxObserver()
+      >>> x = jax.random.normal(jax.random.key(0), (64, 128))
+      >>> y = observer(x)
+      >>> scale, zero_point = observer.calculate_qparams()
+      >>> y is x, scale.shape, zero_point.shape
+      (True, (), ())
+    """
+
+    factory = staticmethod(observers.min_max)
+
+
+@layer
+class PerChannelMinMaxObserver(MinMaxObserver):
+    """Tracks the running minimum and maximum of every channel.
+
+    Example:
+      >>> import jqobs
+      >>> recipe = jqobs.nnx.PerChannelMinMaxObserver.with_args(ch_axis=1)
+      >>> recipe().ch_axis
+      1
+    """
+
+    qscheme: QScheme = per_channel_symmetric
+    qdtype: QDtype = qint8
+    ch_axis: int | None = 0
+
+
+@layer
+class MovingAverageMinMaxObserver(ObserverBase):
+    """Tracks moving averages of the minimum and the maximum of a batch: `jqobs.moving_average_min_max`."""
+
+    averaging_constant: float = 0.01
+
+    factory = staticmethod(observers.moving_average_min_max)
+
+
+@layer
+class MovingAveragePerChannelMinMaxObserver(MovingAverageMinMaxObserver):
+    """Tracks moving averages of the minimum and the maximum of every channel of a batch."""
+
+    qscheme: QScheme = per_channel_symmetric
+    qdtype: QDtype = qint8
+    ch_axis: int | None = 0
+
+
+@layer
+class LogHistogramObserver(ObserverBase):
+    """Tracks a histogram whose bins never move: `jqobs.log_histogram`."""
+
+    bins_per_octave: int = 32
+
+    factory = staticmethod(observers.log_histogram)
+
+
+@layer
+class FixedQParamsObserver(ObserverBase):
+    """Answers with the scale and the zero point that it was given, whatever it is shown: `jqobs.fixed_qparams`.
+
+    Example:
+      >>> import jqobs
+      >>> scale, zero_point = jqobs.nnx.FixedQParamsObserver(scale=1 / 256, zero_point=0).calculate_qparams()
+      >>> float(scale), int(zero_point)
+      (0.00390625, 0)
+    """
+
+    scale: float | tuple[float, ...] = 1.0
+    zero_point: int | tuple[int, ...] = 0
+
+    factory = staticmethod(observers.fixed_qparams)
+
+
+@layer
+class PlaceholderObserver(ObserverBase):
+    """Watches nothing and carries a type: `jqobs.placeholder`."""
+
+    custom_op_name: str = ""
+    is_dynamic: bool = False
+
+    factory = staticmethod(observers.placeholder)
+
+
+@layer
+class NoopObserver(ObserverBase):
+    """Watches nothing and has no grid: `jqobs.noop`."""
+
+    factory = staticmethod(observers.noop)
+
+
+default_observer = MinMaxObserver.with_args(qdtype=dataclasses.replace(quint8, quant_max=127))
+"""For activations: codes 0..127, so that sums of products stay clear of overflow on hardware with 16-bit sums."""
+
+default_weight_observer = MinMaxObserver.with_args(qscheme=per_tensor_symmetric, qdtype=qint8)
+"""For weights: symmetric codes -128..127."""
+
+default_dynamic_quant_observer = PlaceholderObserver.with_args(qdtype=quint8, is_dynamic=True)
+"""For activations whose range is taken at run time."""

@@ -1,0 +1,263 @@
+"""The two units of the library: an Observer, which users hold, and a Statistic, which the catalogue is written in."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from jqobs.counting import is_positive
+from jqobs.qparams import QParams
+from jqobs.qtypes import Grid
+
+State = Any  # A NamedTuple of arrays; each statistic has its own.
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class NotCalibratedError(RuntimeError):
+    """Quantization parameters were asked of a statistic that has seen no data."""
+
+
+class NoQParamsError(RuntimeError):
+    """Quantization parameters were asked of an observer that by design has none: a placeholder or a noop."""
+
+
+class InitFn(Protocol):
+    """Makes the state that stands for no data."""
+
+    def __call__(self, x: Any) -> State:
+        """Returns the empty state for data like `x`, of which only the shape and the dtype are read."""
+        ...
+
+
+class UpdateFn(Protocol):
+    """Folds one batch into a state."""
+
+    def __call__(self, state: State, x: Any, *, mask: Any = None, axis_name: Hashable | None = None) -> State:
+        """Returns the state after the batch `x`, of which `mask` says what counts."""
+        ...
+
+
+class MergeFn(Protocol):
+    """Joins the states of two streams."""
+
+    def __call__(self, a: State, b: State) -> State:
+        """Returns the state of the two streams together; the order does not matter."""
+        ...
+
+
+class CalculateQParamsFn(Protocol):
+    """Reads the grid off a state."""
+
+    def __call__(self, state: State) -> QParams:
+        """Returns the scale and zero point; the state is left as it is."""
+        ...
+
+
+class Observer(NamedTuple):
+    """Watches a stream of arrays, and says on which grid they are best quantized: pure functions over a pytree.
+
+    Attributes:
+      init: `(x) -> state`: the empty state for arrays like `x` (or a `jax.ShapeDtypeStruct`); `x` is not counted.
+      update: `(state, x, *, mask=None, axis_name=None) -> state`: folds a batch in. `mask` has the rank of `x` (axes of
+        size 1 broadcast) and is false at what was never there. `axis_name` names mapped axes that the batch is spread
+        over; it is then reduced as one batch first.
+      merge: `(state, state) -> state`: the state of two streams together, or None where the order of batches matters.
+      calculate_qparams: `(state) -> QParams`.
+      recipe: The factory and its arguments: prints the observer, and rebuilds it with others.
+
+    Example:
+      >>> import jax.numpy as jnp, jqobs
+      >>> observer = jqobs.min_max(qdtype=jqobs.quint8)
+      >>> x = jnp.array([-1.0, 3.0])
+      >>> state = observer.update(observer.init(x), x)
+      >>> int(observer.calculate_qparams(state).zero_point)
+      64
+      >>> observer.replace(qdtype=jqobs.qint4)
+      min_max(qdtype=qint4)
+    """
+
+    init: InitFn
+    update: UpdateFn
+    merge: MergeFn | None
+    calculate_qparams: CalculateQParamsFn
+    recipe: Recipe
+
+    def replace(self, **changes: Any) -> Observer:
+        """The same observer with some arguments of its factory changed."""
+        return self.recipe.with_args(**changes)()
+
+    def __repr__(self) -> str:
+        return repr(self.recipe)
+
+
+class Statistic(NamedTuple):
+    """What is remembered of one group of values; `jqobs.lift` makes an Observer of it.
+
+    A statistic knows nothing of channels, groups, grids, masks or devices. Its states and summaries are NamedTuples
+    that share the fields `seen` and `nonfinite` (a `Count` each): the statistic declares and may read them, and the
+    lifting fills them in. The functions are traced, and mapped over channels and groups by `jax.vmap`.
+
+    Attributes:
+      name: The name in error messages: the factory's.
+      init: `() -> state`: nothing seen. With float32 leaves where a value is remembered.
+      summarize: `(x, where) -> summary`: one batch of one group. `x` is float32 of any shape, `where` booleans of the
+        same shape; what they exclude may be NaN or infinite.
+      reduce: `(summary, summary) -> summary`: two parts of the same batch.
+      fold: `(state, summary) -> state`: the next batch. The lifting drops the result where the batch was empty.
+      merge: `(state, state) -> state`: another stream; associative, commutative, `init()` its identity. None where the
+        order of batches matters.
+      bounds: `(state, grid) -> (min_val, max_val)`: which real range is kept.
+
+    Example:
+      >>> import jax.numpy as jnp, jqobs
+      >>> from jqobs.observers._min_max import STATISTIC
+      >>> STATISTIC.name, STATISTIC.fold is STATISTIC.merge
+      ('min_max', True)
+    """
+
+    name: str
+    init: Callable[[], State]
+    summarize: Callable[[jax.Array, jax.Array], Any]
+    reduce: Callable[[Any, Any], Any]
+    fold: Callable[[State, Any], State]
+    merge: Callable[[State, State], State] | None
+    bounds: Callable[[State, Grid], tuple[jax.Array, jax.Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """Something to call and the keyword arguments to call it with: `recipe()` builds, `recipe(qdtype=...)` overrides.
+
+    The one meaning of a recipe in the library: every observer carries the one that it was built by, and `with_args`
+    makes one of any class.
+
+    Attributes:
+      factory: What is called.
+      arguments: The arguments that were given, as pairs in the order of the factory's parameters.
+
+    Example:
+      >>> import jqobs
+      >>> recipe = jqobs.min_max(ch_axis=0, qscheme=jqobs.per_channel_symmetric).recipe
+      >>> recipe
+      min_max(qscheme=per_channel_symmetric, ch_axis=0)
+      >>> recipe.with_args(ch_axis=1).get("ch_axis"), recipe.get("group_size"), recipe() is recipe()
+      (1, None, True)
+    """
+
+    factory: Callable[..., Any]
+    arguments: tuple[tuple[str, Any], ...] = ()
+
+    def with_args(self, **changes: Any) -> Recipe:
+        """The same recipe with arguments added or replaced."""
+        return Recipe(self.factory, tuple({**dict(self.arguments), **changes}.items()))
+
+    def __call__(self, **overrides: Any) -> Any:
+        return self.factory(**{**dict(self.arguments), **overrides})
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of an argument: as given, or as the factory has it; `default` if the factory does not take it."""
+        taken = inspect.signature(self.factory).parameters
+        return dict(self.arguments).get(name, taken[name].default if name in taken else default)
+
+    def __repr__(self) -> str:
+        return f"{self.factory.__name__}({', '.join(f'{name}={value!r}' for name, value in self.arguments)})"
+
+
+def with_args(**arguments: Any) -> Callable[[Callable[..., Any]], Recipe]:
+    """Decorates a class (or a function) with arguments: the result is a recipe that builds it.
+
+    Example:
+      >>> import jqobs
+      >>> @jqobs.with_args(averaging_constant=0.1)
+      ... class Slow(jqobs.nnx.MovingAverageMinMaxObserver):
+      ...     pass
+      >>> Slow, Slow(averaging_constant=0.5).averaging_constant
+      (Slow(averaging_constant=0.1), 0.5)
+    """
+    return lambda built: Recipe(built).with_args(**arguments)
+
+
+def factory(build: Callable[P, Observer]) -> Callable[P, Observer]:
+    """Decorates a function that builds an observer: cached by meaning, and carried by the result as its recipe.
+
+    Two calls that mean the same return the same object, so that an observer can be a static argument of a jitted
+    function, and a key.
+
+    Raises:
+      ValueError: When called with an argument that does not hash, such as an array.
+
+    Example:
+      >>> import jqobs
+      >>> jqobs.min_max() is jqobs.min_max(eps=None, qdtype=jqobs.quint8)
+      True
+    """
+    signature = inspect.signature(build)
+
+    # The types are in the key because 1 == 1.0 == True, and only one of them is an axis.
+    @functools.cache
+    def cached(key: tuple[tuple[str, type, Any], ...]) -> Observer:
+        arguments = {name: value for name, _, value in key}
+        defaults = signature.parameters
+        given = tuple((name, value) for name, value in arguments.items() if value != defaults[name].default)
+        return build(**arguments)._replace(recipe=Recipe(make, given))  # pyright: ignore[reportCallIssue]
+
+    @functools.wraps(build)
+    def make(*args: P.args, **kwargs: P.kwargs) -> Observer:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        for name, value in bound.arguments.items():
+            try:
+                hash(value)
+            except TypeError:
+                raise ValueError(f"{name} must be hashable, such as numbers or a tuple of them; got {value!r}") from None
+        return cached(tuple((name, type(value), value) for name, value in bound.arguments.items()))
+
+    return make
+
+
+def stateless(calculate_qparams: Callable[[], QParams]) -> Observer:
+    """An observer that remembers nothing: its state has no leaves, and its answer is known beforehand.
+
+    Example:
+      >>> import jax.numpy as jnp, jqobs
+      >>> jqobs.noop().init(jnp.zeros(3))
+      NoState()
+    """
+    return Observer(
+        init=lambda x: NoState(),
+        update=lambda state, x, *, mask=None, axis_name=None: state,
+        merge=lambda a, b: a,
+        calculate_qparams=lambda state: calculate_qparams(),
+        recipe=Recipe(stateless),
+    )
+
+
+class NoState(NamedTuple):
+    """The state of an observer that remembers nothing."""
+
+
+def is_calibrated(state: Any) -> Any:
+    """Whether each scale that would be read off a state rests on data; usable under a trace, where nothing can be raised.
+
+    Args:
+      state: A state, or a dict of states.
+
+    Returns:
+      Booleans of the shape of the scale; for a dict a dict. A state without counters needs no data, and is calibrated.
+
+    Example:
+      >>> import jax.numpy as jnp, jqobs
+      >>> observer = jqobs.min_max()
+      >>> bool(jqobs.is_calibrated(observer.init(jnp.zeros(3))))
+      False
+    """
+    if isinstance(state, dict):
+        return {name: is_calibrated(each) for name, each in state.items()}
+    return is_positive(state.seen) if hasattr(state, "seen") else jnp.asarray(True)

@@ -1,0 +1,134 @@
+"""A histogram whose bins never move: the bin of a value is the top bits of its own float32 representation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jqobs import counting
+from jqobs.counting import Count, count
+from jqobs.lifting import lift
+from jqobs.observer import Observer, Statistic, factory
+from jqobs.observers import _min_max
+from jqobs.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
+
+OCTAVES = range(-32, 32)
+"""Magnitudes with bins of their own, as powers of two. Smaller ones share the first bin, larger ones the last."""
+
+
+class LogHistogramState(NamedTuple):
+    """The state of `log_histogram`."""
+
+    histogram: Count  # [*groups, bins] values per bin; from -2**32 over 0, which has a bin of its own, to 2**32
+    min_val: jax.Array  # [*groups] float32, +inf before any data
+    max_val: jax.Array  # [*groups] float32, -inf before any data
+    min_count: Count  # [*groups] how many values are the minimum itself
+    max_count: Count  # [*groups] how many values are the maximum itself
+    seen: Count  # [*groups] finite values folded in
+    nonfinite: Count  # [*groups] NaN and infinities ignored
+
+
+@factory
+def log_histogram(
+    *,
+    bins_per_octave: int = 32,
+    qscheme: QScheme = per_tensor_affine,
+    qdtype: QDtype = quint8,
+    ch_axis: int | None = None,
+    group_size: int | None = None,
+    eps: float | None = None,
+) -> Observer:
+    """Tracks a histogram with logarithmic bins that are the same for all data.
+
+    The right choice for activations. Since its bins never move, its state is a sum of integers: the same bits for any
+    order of the batches, any way of cutting or sharding them, and any tree of merges.
+
+    Args:
+      bins_per_octave: Bins between a power of two and the next: a power of two itself.
+      qscheme: The scheme of the grid; a per-channel one asks for a state per channel.
+      qdtype: The type of the codes.
+      ch_axis: The channel axis of the data; None leaves it to be bound later.
+      group_size: How many values of a channel share a scale; None for all.
+      eps: A floor under the scale; None for the grid's own.
+
+    Returns:
+      An observer with `LogHistogramState`, mergeable.
+
+    Raises:
+      ValueError: Arguments of another type, or that contradict one another.
+
+    Example:
+      >>> import jax.numpy as jnp, jqobs
+      >>> observer = jqobs.log_histogram()
+      >>> x = jnp.array([0.0, 1.0, 1.01, 4.0])
+      >>> state = observer.update(observer.init(x), x)
+      >>> [int(n) for n in state.histogram.low if n], int(state.seen)
+      ([1, 2, 1], 4)
+    """
+    if not isinstance(bins_per_octave, int) or bins_per_octave.bit_count() != 1 or bins_per_octave > 1024:
+        raise ValueError(f"bins_per_octave must be a power of two, at most 1024; got {bins_per_octave!r}")
+    mantissa_bits = bins_per_octave.bit_length() - 1
+    keys = len(OCTAVES) * bins_per_octave  # Of one sign.
+
+    def init() -> LogHistogramState:
+        return LogHistogramState(
+            histogram=count(shape=(2 * keys + 1,)),
+            min_val=jnp.float32(jnp.inf),
+            max_val=jnp.float32(-jnp.inf),
+            min_count=count(),
+            max_count=count(),
+            seen=count(),
+            nonfinite=count(),
+        )
+
+    def summarize(x: jax.Array, where: jax.Array) -> LogHistogramState:
+        extremes = _min_max.summarize(x, where)
+        index = keys + signed_key(x, mantissa_bits, keys)
+        ones = where.astype(jnp.uint32)
+        histogram = jnp.zeros(2 * keys + 1, jnp.uint32).at[index].add(ones, mode="promise_in_bounds")
+        is_min, is_max = where & (x == extremes.min_val), where & (x == extremes.max_val)
+        return init()._replace(
+            histogram=count(histogram),
+            min_val=extremes.min_val,
+            max_val=extremes.max_val,
+            min_count=count(jnp.sum(is_min, dtype=jnp.uint32)),
+            max_count=count(jnp.sum(is_max, dtype=jnp.uint32)),
+        )
+
+    statistic = Statistic(
+        name="log_histogram", init=init, summarize=summarize, reduce=merge, fold=merge, merge=merge, bounds=bounds
+    )
+    return lift(statistic, qscheme=qscheme, qdtype=qdtype, ch_axis=ch_axis, group_size=group_size, eps=eps)
+
+
+def signed_key(x: jax.Array, mantissa_bits: int, keys: int) -> jax.Array:
+    """The place of a value among the bins: 0 for zero, 1..keys by magnitude, with the sign of the value.
+
+    The bits of a positive float32 are ordered like the number they stand for: exponent first, then mantissa. Shifting all
+    but the first mantissa bits away leaves the number of the bin, without a logarithm. Subnormal numbers count as zeros,
+    which is what some backends make of them anyway.
+    """
+    bits = jax.lax.bitcast_convert_type(x, jnp.int32)
+    magnitude = bits & 0x7FFFFFFF
+    first = (127 + OCTAVES.start) << mantissa_bits
+    key = jnp.clip((magnitude >> (23 - mantissa_bits)) - first, 0, keys - 1) + 1
+    key = jnp.where(magnitude < 0x00800000, 0, key)
+    return jnp.where(bits < 0, -key, key)
+
+
+def merge(a: LogHistogramState, b: LogHistogramState) -> LogHistogramState:
+    """Sums of counts, and the extremes of both with their multiplicities."""
+    extremes = _min_max.merge(a, b)  # pyright: ignore[reportArgumentType]  (only the shared fields are read)
+    return extremes._replace(
+        histogram=counting.add(a.histogram, b.histogram),
+        min_count=counting.add(*(counting.only_where(s.min_val == extremes.min_val, s.min_count) for s in (a, b))),
+        max_count=counting.add(*(counting.only_where(s.max_val == extremes.max_val, s.max_count) for s in (a, b))),
+    )
+
+
+def bounds(state: LogHistogramState, grid: Grid) -> tuple[jax.Array, jax.Array]:
+    """The full range, on any grid."""
+    del grid
+    return state.min_val, state.max_val

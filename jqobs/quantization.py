@@ -1,0 +1,118 @@
+"""Between real values and codes: quantize, dequantize, and the two in one with a straight-through gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jqobs.arithmetic import divide
+from jqobs.qparams import QParams
+
+
+@jax.jit
+def quantize(x: jax.Array, qparams: QParams) -> jax.Array:
+    """Maps real values to codes: `clip(round(x / scale) + zero_point, quant_min, quant_max)`.
+
+    Args:
+      x: Real values of any shape and real dtype; computed in float32. NaN becomes the zero point, infinities the ends.
+      qparams: The grid; it aligns itself with the channels of `x`.
+
+    Returns:
+      Codes of the shape of `x` and the dtype `qparams.qdtype.storage`.
+
+    Raises:
+      ValueError: `qparams` of other channels or groups, or stacked.
+
+    Example:
+      >>> import jax.numpy as jnp, jqobs
+      >>> qparams = jqobs.calculate_qparams(-1.0, 3.0, jqobs.per_tensor_affine, jqobs.quint8)
+      >>> jqobs.quantize(jnp.array([-9.0, 0.0, 3.0]), qparams)
+      Array([  0,  64, 255], dtype=uint8)
+    """
+    x = jnp.asarray(x)
+    code, zero_point = _unclipped_code(x, qparams)
+    code = jnp.clip(code, qparams.qdtype.quant_min, qparams.qdtype.quant_max)
+    return jnp.where(jnp.isnan(code), zero_point, code).astype(qparams.qdtype.storage)
+
+
+@jax.jit
+def dequantize(codes: jax.Array, qparams: QParams) -> jax.Array:
+    """Maps codes back to real values: `(codes - zero_point) * scale`.
+
+    Args:
+      codes: Integer codes.
+      qparams: The grid they were made on.
+
+    Returns:
+      float32 of the shape of `codes`.
+
+    Raises:
+      ValueError: `qparams` of other channels or groups, or stacked.
+
+    Example:
+      >>> import jax.numpy as jnp, jqobs
+      >>> qparams = jqobs.calculate_qparams(0.0, 63.75, jqobs.per_tensor_affine, jqobs.quint8)
+      >>> jqobs.dequantize(jnp.array([0, 6], jnp.uint8), qparams)
+      Array([0. , 1.5], dtype=float32)
+    """
+    codes = jnp.asarray(codes)
+    scale, zero_point = qparams.spread(codes.shape)
+    return (codes.astype(jnp.float32) - zero_point) * scale
+
+
+@jax.jit
+def fake_quantize(x: jax.Array, qparams: QParams) -> jax.Array:
+    """Rounds real values to the nearest value of the grid, as `dequantize(quantize(x))`, differentiably.
+
+    The gradient is straight-through: 1 where the code of a value is inside the grid, 0 where it saturates, none towards
+    the scale or the zero point.
+
+    Args:
+      x: Floating values of any shape; computed in float32. NaN stays NaN.
+      qparams: The grid; it aligns itself with the channels of `x`.
+
+    Returns:
+      Values of the shape and dtype of `x`.
+
+    Raises:
+      ValueError: `x` is not floating, or `qparams` is of other channels or groups, or stacked.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jqobs
+      >>> qparams = jqobs.calculate_qparams(0.0, 0.75, jqobs.per_tensor_affine, jqobs.quint2)
+      >>> x = jnp.array([-0.5, 0.2, 0.7])
+      >>> jqobs.fake_quantize(x, qparams).tolist()
+      [0.0, 0.25, 0.75]
+      >>> jax.grad(lambda x: jqobs.fake_quantize(x, qparams).sum())(x).tolist()
+      [0.0, 1.0, 1.0]
+
+    References:
+      Bengio et al., "Estimating or Propagating Gradients Through Stochastic Neurons" (2013).
+    """
+    x = jnp.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"x must be floating; got {x.dtype}")
+    return _straight_through(x, jax.lax.stop_gradient(qparams))
+
+
+@jax.custom_jvp
+def _straight_through(x: jax.Array, qparams: QParams) -> jax.Array:
+    code, zero_point = _unclipped_code(x, qparams)
+    scale, _ = qparams.spread(x.shape)
+    on_grid = (jnp.clip(code, qparams.qdtype.quant_min, qparams.qdtype.quant_max) - zero_point) * scale
+    return on_grid.astype(x.dtype)
+
+
+@_straight_through.defjvp
+def _straight_through_jvp(primals: tuple[jax.Array, QParams], tangents: tuple[Any, Any]) -> tuple[jax.Array, Any]:
+    x, qparams = primals
+    code, _ = _unclipped_code(x, qparams)
+    inside = (code >= qparams.qdtype.quant_min) & (code <= qparams.qdtype.quant_max)
+    return _straight_through(x, qparams), jnp.where(inside, tangents[0], jnp.zeros_like(tangents[0]))
+
+
+def _unclipped_code(x: jax.Array, qparams: QParams) -> tuple[jax.Array, jax.Array]:
+    scale, zero_point = qparams.spread(x.shape)
+    return jnp.round(divide(x.astype(jnp.float32), scale)) + zero_point, zero_point
