@@ -42,12 +42,13 @@ class Count(NamedTuple):
         return np.asarray(high << np.uint64(32) | low, dtype)
 
     def __eq__(self, other: object) -> Any:
-        return np.asarray(self) == np.asarray(other)
+        # As a tuple with its like, so that trees of anything compare; by value with a number or an array of numbers.
+        return tuple.__eq__(self, other) if isinstance(other, tuple) else np.asarray(self) == other
 
     def __ne__(self, other: object) -> Any:
-        return np.asarray(self) != np.asarray(other)
+        return tuple.__ne__(self, other) if isinstance(other, tuple) else np.asarray(self) != other
 
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
+    __hash__ = tuple.__hash__
 
     def __repr__(self) -> str:
         concrete = all(isinstance(word, jax.Array | np.ndarray) and not isinstance(word, jax.core.Tracer) for word in self)

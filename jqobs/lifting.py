@@ -163,8 +163,11 @@ def reduce_across(combine: Callable[[Any, Any], Any], part: Any, axis_name: Hash
 
     Parts are gathered and folded in a tree, so that any exact `combine` is exact here, without a collective of its own.
     """
-    parts = jax.tree.map(lambda leaf: jax.lax.all_gather(leaf, axis_name, to="invarying"), part)
-    return reduce_leading(combine, parts)
+    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    # Inside shard_map the type has to say that all devices hold the same; an axis of vmap has no such type.
+    manual = set(names) <= set(jax.sharding.get_abstract_mesh().manual_axes)
+    gather = functools.partial(jax.lax.all_gather, axis_name=axis_name, to="invarying" if manual else "varying")
+    return reduce_leading(combine, jax.tree.map(gather, part))
 
 
 def reduce_leading(combine: Callable[[Any, Any], Any], stacked: Any) -> Any:

@@ -1,0 +1,27 @@
+"""Eight fake devices, and JAX as strict as it goes: what passes here passes under anybody's settings."""
+
+import os
+
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import pytest
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture
+def traces():
+    """Wraps a function so that `traces(function).count` says how often it was traced."""
+
+    def wrap(function):
+        def counted(*args, **kwargs):
+            counted.count += 1
+            return function(*args, **kwargs)
+
+        counted.count = 0
+        return counted
+
+    return wrap
