@@ -13,7 +13,8 @@ import jax.numpy as jnp
 def hide(value: jax.typing.ArrayLike, behind: jax.Array) -> jax.Array:
     """Returns `value`, elementwise in the shape of `behind`, so that the compiler cannot see what it is.
 
-    Where `behind` is NaN the result is NaN. `behind` must be an array that depends on data, not a constant.
+    Where `behind` is NaN the result is NaN. `behind` must depend on data, and be another array than `value`: a choice
+    between a value and itself is no choice.
 
     Example:
       >>> import jax.numpy as jnp
@@ -52,5 +53,4 @@ def interpolate(start: jax.Array, stop: jax.Array, fraction: float) -> jax.Array
       >>> interpolate(jnp.float32(0.0), jnp.float32(-10.0), 0.25).item()
       -2.5
     """
-    step = fraction * (stop - start)
-    return start + hide(step, behind=step)
+    return start + hide(fraction * (stop - start), behind=start)

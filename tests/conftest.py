@@ -5,11 +5,16 @@ import os
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+import hypothesis
 import jax
 import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# The first example of a property compiles; a deadline would measure that.
+hypothesis.settings.register_profile("jqobs", deadline=None, max_examples=30, derandomize=True)
+hypothesis.settings.load_profile("jqobs")
 
 
 @pytest.fixture
