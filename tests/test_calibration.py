@@ -1,0 +1,122 @@
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jqobs
+
+BATCHES = [jnp.arange(6.0).reshape(2, 3) + 7 * i for i in range(4)]
+
+
+def loop(observer, batches):
+    state = observer.init(batches[0])
+    for batch in batches:
+        state = observer.update(state, batch)
+    return state
+
+
+def same(a, b):
+    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+
+@pytest.mark.parametrize("observer", [jqobs.min_max(), jqobs.moving_average_min_max(), jqobs.log_histogram()], ids=repr)
+def test_it_is_the_loop(observer):
+    assert same(jqobs.calibrate(observer, BATCHES), loop(observer, BATCHES))
+    assert same(jqobs.calibrate(observer, iter(BATCHES)), loop(observer, BATCHES))
+
+
+def test_it_continues_and_leaves_the_given_state_alone():
+    observer = jqobs.min_max()
+    first = jqobs.calibrate(observer, BATCHES[:2])
+    kept = jax.tree.map(np.array, first)
+    assert same(jqobs.calibrate(observer, BATCHES[2:], state=first), loop(observer, BATCHES))
+    assert same(first, kept)
+
+
+def test_it_compiles_once(traces):
+    update = traces(jqobs.min_max().update)
+    step = lambda state, x: (None, update(state, x))  # noqa: E731
+    state = jqobs.calibrate(step, BATCHES, state=jqobs.min_max().init(BATCHES[0]))
+    jqobs.calibrate(step, BATCHES, state=state)
+    assert update.count == 1
+
+
+def test_a_step_is_a_function_or_a_calibration():
+    observer = jqobs.min_max()
+
+    def step(state, x, y):
+        return x + y, observer.update(state, x * y)
+
+    class Calibration(NamedTuple):
+        init: object
+        update: object
+
+    calibration = Calibration(lambda x, y: observer.init(x), step)
+    pairs = [(x, x + 1) for x in BATCHES]
+    expected = loop(observer, [x * (x + 1) for x in BATCHES])
+    assert same(jqobs.calibrate(calibration, pairs), expected)
+    assert same(jqobs.calibrate(step, pairs, state=observer.init(BATCHES[0])), expected)
+    with pytest.raises(ValueError, match="state must be given"):
+        jqobs.calibrate(step, pairs)
+    with pytest.raises(ValueError, match="step must be"):
+        jqobs.calibrate(3, pairs)
+
+
+def test_a_tuple_is_arguments_and_a_named_tuple_is_one():
+    class Pair(NamedTuple):
+        x: jax.Array
+        mask: jax.Array
+
+    observer, mask = jqobs.min_max(), jnp.array([[True], [False]])
+    assert jqobs.calibrate(observer, [(x, mask) for x in BATCHES]).seen == 3 * len(BATCHES)
+    step = lambda state, pair: (None, observer.update(state, pair.x, mask=pair.mask))  # noqa: E731
+    state = jqobs.calibrate(step, [Pair(x, mask) for x in BATCHES], state=observer.init(BATCHES[0]))
+    assert state.seen == 3 * len(BATCHES)
+
+
+def test_no_batches():
+    observer, used = jqobs.min_max(), iter(BATCHES)
+    state = jqobs.calibrate(observer, used)
+    for given in (None, state):
+        with pytest.raises(ValueError, match="at least one batch.*used up"):
+            jqobs.calibrate(observer, used, state=given)
+
+
+def test_nothing_collected_is_lost():
+    observer = jqobs.min_max(qscheme=jqobs.per_channel_affine, ch_axis=1)
+
+    def failing():
+        yield from BATCHES[:2]
+        raise OSError("the disk is gone")
+
+    for batches in (failing(), [*BATCHES[:2], jnp.ones((2, 5))]):
+        with pytest.raises((OSError, ValueError)) as caught:
+            jqobs.calibrate(observer, batches)
+        assert same(caught.value.state, loop(observer, BATCHES[:2]))
+        assert any("2 batches" in note for note in caught.value.__notes__)
+
+
+def test_nothing_is_read_on_the_host():
+    with jax.transfer_guard_device_to_host("disallow"):
+        jqobs.calibrate(jqobs.log_histogram(), BATCHES)
+
+
+def test_memory_does_not_grow_with_the_number_of_batches():
+    jqobs.calibrate(jqobs.log_histogram(), BATCHES)
+    before = len(jax.live_arrays())
+    state = jqobs.calibrate(jqobs.log_histogram(), (BATCHES[i % 4] for i in range(512)))
+    assert len(jax.live_arrays()) <= before + len(jax.tree.leaves(state))
+
+
+def test_progress(capsys):
+    state = jqobs.calibrate(jqobs.min_max(), BATCHES, progress=True)
+    assert same(state, loop(jqobs.min_max(), BATCHES))
+    assert "4/4" in capsys.readouterr().err
+
+
+def test_progress_without_the_extra(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "tqdm.auto", None)
+    with pytest.raises(ImportError, match=r"jqobs\[progress\]"):
+        jqobs.calibrate(jqobs.min_max(), BATCHES, progress=True)
