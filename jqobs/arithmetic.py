@@ -22,7 +22,7 @@ def hide(value: jax.typing.ArrayLike, behind: jax.Array) -> jax.Array:
       >>> hide(255.0, jnp.float32([1.0, 2.0])).tolist()
       [255.0, 255.0]
     """
-    return jnp.where(behind == behind, value, behind)  # noqa: PLR0124 (equal to itself unless NaN: that is the point)
+    return jnp.where(behind == behind, value, behind)  # Equal to itself, unless NaN.
 
 
 def divide(numerator: jax.Array, denominator: jax.typing.ArrayLike) -> jax.Array:

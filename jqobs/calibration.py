@@ -21,15 +21,16 @@ def calibrate(
 ) -> State:
     """Runs a calibration over batches and returns its state.
 
-    Every step is one compiled call that donates the state to the next, so memory is constant in the number of batches and
-    nothing is read back. It can be continued: `calibrate(step, more, state=state)`.
+    Every step is one compiled call that donates the state to the next, so memory is constant in the number of batches
+    and nothing is read back. It can be continued: `calibrate(step, more, state=state)`.
 
     Args:
-      step: An Observer, a calibration made by `jqobs.observe`, or a function `(state, *batch) -> (out, state)`, of which
-        `out` is not even computed.
-      batches: The batches. A tuple is splatted into arguments (for an Observer: `(x, mask)`); anything else, a NamedTuple
-        included, is the only argument.
-      state: Where to continue; it is copied, not donated. A function needs one to begin with, the others make their own.
+      step: An Observer, a calibration made by `jqobs.observe`, or a function `(state, *batch) -> (out, state)`, of
+        which `out` is not even computed.
+      batches: The batches. A tuple is splatted into arguments (for an Observer: `(x, mask)`); anything else, a
+        NamedTuple included, is the only argument.
+      state: Where to continue; it is copied, not donated. A function needs one to begin with, the others make their
+        own.
       progress: Whether to show a progress bar (extra `progress`).
 
     Returns:
@@ -65,7 +66,9 @@ def calibrate(
             error.add_note(f"calibrate: the {done} batches before are not lost; their state is `error.state`")
         raise
     if not done:
-        raise ValueError(f"batches must hold at least one batch; got none from {batches!r}. Was a generator used up before?")
+        raise ValueError(
+            f"batches must hold at least one batch; got none from {batches!r}. Was a generator used up before?"
+        )
     return state
 
 
@@ -74,7 +77,7 @@ def _advance(advance: Callable[..., State], state: State, arguments: tuple[Any, 
     return advance(state, *arguments)
 
 
-def _parts(step: Any) -> tuple[Callable[..., State], Callable[..., State] | None]:
+def _parts(step: Any) -> tuple[Callable[..., State], Any]:
     """How to advance a state by a batch, and how to make the first, where that is known."""
     if isinstance(step, Observer):
         return _observer_step(step), lambda x, mask=None: step.init(x)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 
 class Count(NamedTuple):
@@ -51,7 +52,7 @@ class Count(NamedTuple):
     __hash__ = tuple.__hash__
 
     def __repr__(self) -> str:
-        concrete = all(isinstance(word, jax.Array | np.ndarray) and not isinstance(word, jax.core.Tracer) for word in self)
+        concrete = all(isinstance(word, jax.Array | np.ndarray) and not isinstance(word, Tracer) for word in self)
         return f"Count({np.asarray(self).tolist()})" if concrete else f"Count(low={self.low}, high={self.high})"
 
 

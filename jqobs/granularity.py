@@ -77,7 +77,7 @@ class Granularity:
         length = math.prod(shape) // max(channels, 1)
         if length % self.group_size:
             raise ValueError(
-                f"group_size={self.group_size} must divide the {length} values of a channel of an array of shape {shape}"
+                f"group_size={self.group_size} must divide the {length} values of a channel of data of shape {shape}"
             )
         return (channels, length // self.group_size)
 

@@ -13,10 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jqobs.counting import add, count, is_positive
 from jqobs.granularity import Granularity
-from jqobs.observer import NotCalibratedError, Observer, Recipe, State, Statistic, is_calibrated
+from jqobs.observer import MergeFn, NotCalibratedError, Observer, Recipe, State, Statistic, is_calibrated
 from jqobs.qparams import QParams, map_range
 from jqobs.qtypes import Grid, QDtype, QScheme
 
@@ -66,7 +67,9 @@ def lift(
         _check_real(x.dtype)
         shape = granularity.shape_for(x.shape)
         # A copy of each leaf, even of equal ones: leaves that share a buffer cannot be donated.
-        return jax.tree.map(lambda leaf: jnp.array(jnp.broadcast_to(leaf, shape + leaf.shape), copy=True), statistic.init())
+        return jax.tree.map(
+            lambda leaf: jnp.array(jnp.broadcast_to(leaf, shape + leaf.shape), copy=True), statistic.init()
+        )
 
     def update(state: State, x: Any, *, mask: Any = None, axis_name: Hashable | None = None) -> State:
         x = jnp.asarray(x)
@@ -111,12 +114,6 @@ def lift(
 
         return join
 
-    def merge(a: State, b: State) -> State:
-        shapes = [shape_of(state) for state in (a, b)]
-        if shapes[0] != shapes[1]:
-            raise ValueError(f"{statistic.name}: cannot merge states of {_in_words(shapes[0])} and {_in_words(shapes[1])}")
-        return merged(a, b)
-
     def read(state: State) -> tuple[jax.Array, jax.Array]:
         min_val, max_val = granularity.vmap(lambda each: statistic.bounds(each, grid))(state)
         seen = is_calibrated(state)
@@ -141,7 +138,7 @@ def lift(
                 f"{statistic.name}: the state is for {_in_words(shape_of(state))}; {qscheme!r} with "
                 f"group_size={group_size} reads states of rank {granularity.rank}"
             )
-        if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state)):
+        if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(state)):
             # On the host the state has no mesh left in its type, so that one program serves all: equal bits anywhere.
             state = jax.device_get(state)
             _report_unseen(statistic.name, np.asarray(state.seen) > 0)
@@ -154,8 +151,17 @@ def lift(
             raise ValueError(f"{statistic.name}: state must be a {type(empty).__name__}; got a {type(state).__name__}")
         return state.seen.shape
 
-    merged = jax.jit(joining(statistic.merge)) if statistic.merge is not None else None
-    return Observer(init, update, None if merged is None else merge, calculate_qparams, Recipe(lift))
+    def merging(joined: Callable[[State, State], State]) -> MergeFn:
+        def merge(a: State, b: State) -> State:
+            one, other = shape_of(a), shape_of(b)
+            if one != other:
+                raise ValueError(f"{statistic.name}: cannot merge states of {_in_words(one)} and {_in_words(other)}")
+            return joined(a, b)
+
+        return merge
+
+    merge = None if statistic.merge is None else merging(jax.jit(joining(statistic.merge)))
+    return Observer(init, update, merge, calculate_qparams, Recipe(lift))
 
 
 def reduce_across(combine: Callable[[Any, Any], Any], part: Any, axis_name: Hashable) -> Any:
@@ -198,7 +204,7 @@ def _checked_mask(mask: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     if not fits:
         raise ValueError(
             f"mask must have the rank of x, each axis of its size or of size 1; got mask {mask.shape} for x {shape}. "
-            f"Add the missing axes where they belong: mask[..., None] for a mask of (batch, time) on (batch, time, features)"
+            "Add the missing axes where they belong: mask[..., None] for a (batch, time) mask on (batch, time, features)"
         )
     return mask.astype(jnp.bool_)
 

@@ -159,6 +159,7 @@ class Recipe:
         return Recipe(self.factory, tuple({**dict(self.arguments), **changes}.items()))
 
     def __call__(self, **overrides: Any) -> Any:
+        """Builds."""
         return self.factory(**{**dict(self.arguments), **overrides})
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -216,7 +217,9 @@ def factory(build: Callable[P, Observer]) -> Callable[P, Observer]:
             try:
                 hash(value)
             except TypeError:
-                raise ValueError(f"{name} must be hashable, such as numbers or a tuple of them; got {value!r}") from None
+                raise ValueError(
+                    f"{name} must be hashable, such as numbers or a tuple of them; got {value!r}"
+                ) from None
         return cached(tuple((name, type(value), value) for name, value in bound.arguments.items()))
 
     return make
@@ -244,7 +247,8 @@ class NoState(NamedTuple):
 
 
 def is_calibrated(state: Any) -> Any:
-    """Whether each scale that would be read off a state rests on data; usable under a trace, where nothing can be raised.
+    """Whether each scale that would be read off a state rests on data; usable under a trace, where nothing can be
+    raised.
 
     Args:
       state: A state, or a dict of states.

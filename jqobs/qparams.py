@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jqobs.arithmetic import divide
 from jqobs.granularity import Granularity
@@ -86,14 +87,16 @@ def calculate_qparams(
 ) -> QParams:
     """Maps real ranges onto a grid, so that 0.0 has a code of its own.
 
-    The range is first widened to `lo = min(min_val, 0)`, `hi = max(max_val, 0)`. Then, with `n = quant_max - quant_min`:
+    The range is first widened to `lo = min(min_val, 0)`, `hi = max(max_val, 0)`. Then, with `n = quant_max -
+    quant_min`:
 
-    * affine: `scale = max((hi - lo) / n, eps)`, `zero_point = clip(quant_min - round(lo / scale), quant_min, quant_max)`;
-    * symmetric: `scale = max(max(-lo, hi) / (n / 2), eps)`, and the zero point is 0 for a type with negative codes, else
-      the middle code `(quant_max + quant_min + 1) // 2`.
+    * affine: `scale = max((hi - lo) / n, eps)`, `zero_point = clip(quant_min - round(lo / scale), quant_min,
+      quant_max)`;
+    * symmetric: `scale = max(max(-lo, hi) / (n / 2), eps)`, and the zero point is 0 for a type with negative codes,
+      else the middle code `(quant_max + quant_min + 1) // 2`.
 
-    Rounding is half to even, arithmetic is float32, and every path (eager, jit, vmap) gives the same bits. A range whose
-    width float32 cannot hold is divided before it is subtracted.
+    Rounding is half to even, arithmetic is float32, and every path (eager, jit, vmap) gives the same bits. A range
+    whose width float32 cannot hold is divided before it is subtracted.
 
     Args:
       min_val: Lower ends, `()` or one per channel or group.
@@ -126,7 +129,7 @@ def calculate_qparams(
     ends = [jnp.asarray(end, jnp.float32) for end in (min_val, max_val)]
     if ends[0].shape != ends[1].shape:
         raise ValueError(f"min_val and max_val must have one shape; got {ends[0].shape} and {ends[1].shape}")
-    if not any(isinstance(end, jax.core.Tracer) for end in ends):
+    if not any(isinstance(end, Tracer) for end in ends):
         _check_ends(*map(np.asarray, ends))
     scale, zero_point = map_range(*ends, grid)
     return QParams(scale, zero_point, qdtype, qscheme, granularity.ch_axis, granularity.group_size)

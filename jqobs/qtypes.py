@@ -1,4 +1,6 @@
-"""Which codes exist: the integer types, the schemes, and the two bound together as the grid that a range is mapped on."""
+"""Which codes exist: the integer types, the schemes, and the two bound together as the grid that a range is mapped
+on.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ class QDtype:
         low, high = _NAMED_RANGES[self.name]
         chosen = f"got quant_min={self.quant_min}, quant_max={self.quant_max}"
         if not low <= self.quant_min <= self.quant_max <= high:
-            raise ValueError(f"quant_min..quant_max must be a range inside {low}..{high}, that of {self.name}; {chosen}")
+            raise ValueError(
+                f"quant_min..quant_max must be a range inside {low}..{high}, that of {self.name}; {chosen}"
+            )
         if self.quant_min == self.quant_max:
             raise ValueError(f"quant_min must be smaller than quant_max; {chosen}")
         if not self.quant_min <= 0 <= self.quant_max:

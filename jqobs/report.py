@@ -14,8 +14,8 @@ from jqobs.qparams import QParams
 def report(states: Any, qparams: Mapping[str, QParams] | None = None) -> str:
     """A table of what every observer of a model saw: range, counts, and the grid it came to.
 
-    It names the layers that saw nothing and those that met NaN or infinities, which would otherwise show up as a bad scale
-    in some other place.
+    It names the layers that saw nothing and those that met NaN or infinities, which would otherwise show up as a bad
+    scale in some other place.
 
     Args:
       states: The states by site name: a dict, nested or flat, such as `variables["observers"]` of a Linen model.
@@ -35,19 +35,25 @@ def report(states: Any, qparams: Mapping[str, QParams] | None = None) -> str:
     qparams = qparams or {}
     rows = [["site", "min", "max", "scale", "zero_point", "seen", "nonfinite"]]
     for name, state in _flatten(states).items():
-        ends = [_number(getattr(state, end, None), choose) for end, choose in (("min_val", np.min), ("max_val", np.max))]
+        ends = [
+            _number(getattr(state, end, None), choose) for end, choose in (("min_val", np.min), ("max_val", np.max))
+        ]
         counts = [_total(getattr(state, field, None)) for field in ("seen", "nonfinite")]
         grid = [_span(leaf) for leaf in qparams[name]] if name in qparams else ["-", "-"]
         rows.append([name, *ends, *grid, *counts])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))])
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
         for row in rows
     )
 
 
 def _flatten(states: Any) -> dict[str, Any]:
-    """States by their path: whatever is a NamedTuple is one. The name "state" of a Flax variable is no part of a path."""
+    """States by their path: whatever is a NamedTuple is one. The name "state" of a Flax variable is no part of a
+    path.
+    """
     leaves = jax.tree_util.tree_leaves_with_path(states, is_leaf=lambda node: hasattr(node, "_fields"))
     keys = [("/".join(str(getattr(key, "key", key)) for key in path), state) for path, state in leaves]
     return {path.removesuffix("state").rstrip("/"): state for path, state in keys}

@@ -80,7 +80,7 @@ def test_no_batches():
     observer, used = jqobs.min_max(), iter(BATCHES)
     state = jqobs.calibrate(observer, used)
     for given in (None, state):
-        with pytest.raises(ValueError, match="at least one batch.*used up"):
+        with pytest.raises(ValueError, match=r"at least one batch.*used up"):
             jqobs.calibrate(observer, used, state=given)
 
 

@@ -62,7 +62,7 @@ def test_reduce_leading_uses_every_slice_once(n):
 def test_a_reader_of_another_granularity_is_refused():
     per_tensor, per_channel = jqobs.min_max(), jqobs.min_max(qscheme=jqobs.per_channel_affine, ch_axis=0)
     state = per_tensor.update(per_tensor.init(jnp.ones(3)), jnp.ones(3))
-    with pytest.raises(ValueError, match="a whole tensor.*rank 1"):
+    with pytest.raises(ValueError, match=r"a whole tensor.*rank 1"):
         per_channel.calculate_qparams(state)
 
 

@@ -74,7 +74,9 @@ def test_observer_files_have_one_skeleton():
         functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
         assert functions[0] == name, f"the factory comes first in _{name}.py"
         if ast.ClassDef in kinds:
-            assert kinds.index(ast.ClassDef) < kinds.index(ast.FunctionDef), f"the state comes before the factory in _{name}.py"
+            assert kinds.index(ast.ClassDef) < kinds.index(ast.FunctionDef), (
+                f"the state comes before the factory in _{name}.py"
+            )
 
 
 def test_public_names_are_documented():

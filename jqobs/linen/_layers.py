@@ -68,7 +68,8 @@ class Observe(ObservingLayer):
 class ObserverBase(ObservingLayer):
     """What the named classes share: constructor arguments that are those of their functional observer.
 
-    Abstract: a class of your own sets `factory` to a function made by `jqobs.factory`, and declares its further arguments.
+    Abstract: a class of your own sets `factory` to a function made by `jqobs.factory`, and declares its further
+    arguments as fields.
 
     Attributes:
       qscheme: The scheme.
@@ -101,7 +102,7 @@ class ObserverBase(ObservingLayer):
 
     @classmethod
     def with_args(cls, **arguments: Any) -> Recipe:
-        """A recipe: `recipe()` builds a layer of this class with these arguments, `recipe.with_args(...)` adds to them."""
+        """A recipe: `recipe()` builds a layer with these arguments, `recipe.with_args(...)` adds to them."""
         return Recipe(cls).with_args(**arguments)
 
 

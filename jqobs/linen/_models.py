@@ -27,9 +27,9 @@ def calculate_qparams(model: nn.Module, variables: Mapping[str, Any], *args: Any
       **kwargs: Keyword arguments of `model.apply`, such as `method`, `rngs`, or those of the model.
 
     Returns:
-      `{path: QParams}` of the observers that saw data, the path of a layer joined by "/". Those that saw nothing are left
-      out and named in one warning; placeholders and noops are left out. Under `nn.scan` the leaves of the `QParams` have
-      one axis more, for the layers.
+      `{path: QParams}` of the observers that saw data, the path of a layer joined by "/". Those that saw nothing are
+      left out and named in one warning; placeholders and noops are left out. Under `nn.scan` the leaves of the
+      `QParams` have one axis more, for the layers.
 
     Raises:
       NotCalibratedError: No observer saw anything.
@@ -51,7 +51,8 @@ def check_observed(model: nn.Module, variables: Mapping[str, Any], *args: Any, *
     """Checks that every observer in a model has recorded something.
 
     Linen drops what a layer writes to a collection that is not passed through a lifted transformation, silently. So a
-    model with `nn.scan` over layers needs `variable_axes={"observers": 0, ...}`, and this check finds it when it has not.
+    model with `nn.scan` over layers needs `variable_axes={"observers": 0, ...}`, and this check finds it when it has
+    not.
 
     Args:
       model: The model.
@@ -72,9 +73,9 @@ def check_observed(model: nn.Module, variables: Mapping[str, Any], *args: Any, *
     unseen = find_unseen(find_observers(model, variables, *args, **kwargs))
     if unseen:
         raise NotCalibratedError(
-            f"these observers recorded nothing: {', '.join(name or 'the model itself' for name in unseen)}. Was the model "
-            'applied with mutable=["observers"], and was the returned collection kept? Inside nn.scan the transformation '
-            'needs variable_axes={"observers": 0}, inside nn.vmap variable_axes={"observers": 0} too'
+            f"these observers recorded nothing: {', '.join(name or 'the model itself' for name in unseen)}. Was the "
+            'model applied with mutable=["observers"], and was the returned collection kept? nn.scan and nn.vmap drop '
+            'it unless they are given variable_axes={"observers": 0}'
         )
 
 

@@ -163,7 +163,7 @@ class ObserverBase(ObservingModule):
 
     @classmethod
     def with_args(cls, **arguments: Any) -> Recipe:
-        """A recipe: `recipe()` builds a module of this class with these arguments, `recipe.with_args(...)` adds to them."""
+        """A recipe: `recipe()` builds a module with these arguments, `recipe.with_args(...)` adds to them."""
         return Recipe(cls).with_args(**arguments)
 
 

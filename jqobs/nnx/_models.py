@@ -50,7 +50,7 @@ def check_observed(model: Any) -> None:
     if unseen:
         raise NotCalibratedError(
             f"these observers recorded nothing: {', '.join(name or 'the model itself' for name in unseen)}. Were they "
-            "switched off by nnx.view(model, observing=False), or was the model called under jax.jit instead of nnx.jit?"
+            "switched off by nnx.view(model, observing=False), or called under jax.jit instead of nnx.jit?"
         )
 
 

@@ -1,4 +1,6 @@
-"""The catalogue: one statistic a file. A new one is its file, a line here, a line in the table of cases, and its test."""
+"""The catalogue: one statistic a file. A new one is its file, a line here, a line in the table of cases, and its
+test.
+"""
 
 from jqobs.observers._fixed_qparams import fixed_qparams
 from jqobs.observers._log_histogram import log_histogram

@@ -34,7 +34,8 @@ def fixed_qparams(
       An observer without state.
 
     Raises:
-      ValueError: A scale that is not positive, a zero point that is not a code, or arguments that contradict one another.
+      ValueError: A scale that is not positive, a zero point that is not a code, or arguments that contradict one
+        another.
 
     Example:
       >>> import jax.numpy as jnp, jqobs
@@ -54,12 +55,16 @@ def fixed_qparams(
             f"scale and zero_point must both be numbers, or tuples of one length; got {scale!r}, {zero_point!r}"
         )
     if isinstance(scale, tuple) != qscheme.is_per_channel:
-        raise ValueError(f"scale must be a number for a per-tensor qscheme and a tuple for a per-channel one; got {scale!r}")
+        raise ValueError(
+            f"scale must be a number for a per-tensor qscheme and a tuple for a per-channel one; got {scale!r}"
+        )
     for value in scales:
         check_positive_normal("scale", value)
     for value in zero_points:
         if not hasattr(value, "__index__") or not qdtype.quant_min <= value <= qdtype.quant_max:
-            raise ValueError(f"zero_point must be a code of {qdtype!r}, {qdtype.quant_min}..{qdtype.quant_max}; got {value!r}")
+            raise ValueError(
+                f"zero_point must be a code of {qdtype!r}, {qdtype.quant_min}..{qdtype.quant_max}; got {value!r}"
+            )
 
     def calculate_qparams() -> QParams:
         return QParams(jnp.array(scale, jnp.float32), jnp.array(zero_point, jnp.int32), qdtype, qscheme, ch_axis)

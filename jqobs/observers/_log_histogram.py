@@ -106,9 +106,9 @@ def log_histogram(
 def signed_key(x: jax.Array, mantissa_bits: int, keys: int) -> jax.Array:
     """The place of a value among the bins: 0 for zero, 1..keys by magnitude, with the sign of the value.
 
-    The bits of a positive float32 are ordered like the number they stand for: exponent first, then mantissa. Shifting all
-    but the first mantissa bits away leaves the number of the bin, without a logarithm. Subnormal numbers count as zeros,
-    which is what some backends make of them anyway.
+    The bits of a positive float32 are ordered like the number they stand for: exponent first, then mantissa. Shifting
+    all but the first mantissa bits away leaves the number of the bin, without a logarithm. Subnormal numbers count as
+    zeros, which is what some backends make of them anyway.
     """
     bits = jax.lax.bitcast_convert_type(x, jnp.int32)
     magnitude = bits & 0x7FFFFFFF
@@ -120,11 +120,13 @@ def signed_key(x: jax.Array, mantissa_bits: int, keys: int) -> jax.Array:
 
 def merge(a: LogHistogramState, b: LogHistogramState) -> LogHistogramState:
     """Sums of counts, and the extremes of both with their multiplicities."""
-    extremes = _min_max.merge(a, b)  # pyright: ignore[reportArgumentType]  (only the shared fields are read)
-    return extremes._replace(
+    min_val, max_val = jnp.minimum(a.min_val, b.min_val), jnp.maximum(a.max_val, b.max_val)
+    return a._replace(
         histogram=counting.add(a.histogram, b.histogram),
-        min_count=counting.add(*(counting.only_where(s.min_val == extremes.min_val, s.min_count) for s in (a, b))),
-        max_count=counting.add(*(counting.only_where(s.max_val == extremes.max_val, s.max_count) for s in (a, b))),
+        min_val=min_val,
+        max_val=max_val,
+        min_count=counting.add(*(counting.only_where(s.min_val == min_val, s.min_count) for s in (a, b))),
+        max_count=counting.add(*(counting.only_where(s.max_val == max_val, s.max_count) for s in (a, b))),
     )
 
 

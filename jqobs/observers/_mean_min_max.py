@@ -25,6 +25,16 @@ class MeanMinMaxState(NamedTuple):
     seen: Count  # [*groups] finite values folded in
     nonfinite: Count  # [*groups] NaN and infinities ignored
 
+    @property
+    def min_val(self) -> jax.Array:
+        """The mean of the minima; NaN before any data."""
+        return self.sum_of_min / counting.to_float(self.batches)
+
+    @property
+    def max_val(self) -> jax.Array:
+        """The mean of the maxima; NaN before any data."""
+        return self.sum_of_max / counting.to_float(self.batches)
+
 
 @factory
 def mean_min_max(
@@ -60,7 +70,7 @@ def mean_min_max(
       >>> state = observer.init(jnp.zeros(2))
       >>> for batch in (jnp.array([0.0, 1.0]), jnp.array([0.0, 5.0])):
       ...     state = observer.update(state, batch)
-      >>> (state.sum_of_max / int(state.batches)).item()
+      >>> state.max_val.item()
       3.0
 
     References:
@@ -78,9 +88,7 @@ def init() -> MeanMinMaxState:
 
 def fold(state: MeanMinMaxState, batch: MinMaxState) -> MeanMinMaxState:
     """One batch more."""
-    return merge(
-        state, init()._replace(sum_of_min=batch.min_val, sum_of_max=batch.max_val, batches=count(1))
-    )
+    return merge(state, init()._replace(sum_of_min=batch.min_val, sum_of_max=batch.max_val, batches=count(1)))
 
 
 def merge(a: MeanMinMaxState, b: MeanMinMaxState) -> MeanMinMaxState:
@@ -95,8 +103,7 @@ def merge(a: MeanMinMaxState, b: MeanMinMaxState) -> MeanMinMaxState:
 def bounds(state: MeanMinMaxState, grid: Grid) -> tuple[jax.Array, jax.Array]:
     """The mean range, on any grid."""
     del grid
-    batches = counting.to_float(state.batches)
-    return state.sum_of_min / batches, state.sum_of_max / batches
+    return state.min_val, state.max_val
 
 
 STATISTIC = Statistic(

@@ -33,8 +33,8 @@ def min_max(
 ) -> Observer:
     """Tracks the running minimum and maximum.
 
-    The right choice for weights, and for activations of a few bits more than they need: no value is ever clipped, and so
-    one outlier widens every step of the grid. The result depends on neither order, batching nor sharding.
+    The right choice for weights, and for activations of a few bits more than they need: no value is ever clipped, and
+    so one outlier widens every step of the grid. The result depends on neither order, batching nor sharding.
 
     Args:
       qscheme: The scheme of the grid; a per-channel one asks for a state per channel.

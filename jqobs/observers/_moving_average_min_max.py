@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jqobs.arithmetic import interpolate
-from jqobs.counting import Count, count, is_positive
+from jqobs.counting import Count, is_positive
 from jqobs.lifting import lift
 from jqobs.observer import Observer, Statistic, factory
 from jqobs.observers import _min_max
@@ -39,8 +39,8 @@ def moving_average_min_max(
 
     The first batch with data is taken whole, then `m += averaging_constant * (batch - m)`. The right choice inside
     training, where ranges drift and old batches should be forgotten. For calibration it is not: **the result depends on
-    the order of the batches and on their size**, so two streams cannot be merged. A batch that is spread over devices is
-    reduced first and averaged once (`axis_name`).
+    the order of the batches and on their size**, so two streams cannot be merged. A batch that is spread over devices
+    is reduced first and averaged once (`axis_name`).
 
     Args:
       averaging_constant: The weight of a new batch, above 0 and at most 1, which keeps only the last batch.
@@ -79,7 +79,9 @@ def moving_average_min_max(
             moved = new if averaging_constant == 1 else interpolate(mean, new, float(averaging_constant))
             return jnp.where(started, moved, new)
 
-        return state._replace(min_val=towards(state.min_val, batch.min_val), max_val=towards(state.max_val, batch.max_val))
+        return state._replace(
+            min_val=towards(state.min_val, batch.min_val), max_val=towards(state.max_val, batch.max_val)
+        )
 
     statistic = Statistic(
         name="moving_average_min_max",

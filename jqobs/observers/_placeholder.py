@@ -17,7 +17,8 @@ def placeholder(
     eps: float | None = None,
     is_dynamic: bool = False,
 ) -> Observer:
-    """Watches nothing and names a type, for tensors whose range is taken at run time (dynamic quantization) or not at all.
+    """Watches nothing and names a type, for tensors whose range is taken at run time (dynamic quantization) or not at
+    all.
 
     Args:
       qdtype: The type of the codes.

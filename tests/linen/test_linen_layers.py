@@ -44,7 +44,11 @@ class Twice(nn.Module):
             return self(carry), None
 
         scan = nn.scan(
-            body, variable_axes=dict.fromkeys(self.axes, 0), split_rngs={"params": True}, length=3, variable_broadcast=False
+            body,
+            variable_axes=dict.fromkeys(self.axes, 0),
+            split_rngs={"params": True},
+            length=3,
+            variable_broadcast=False,
         )
         return scan(Block(self.observer, name="block"), x, None)[0]
 
@@ -67,7 +71,9 @@ def test_the_layer_is_the_functional_observer(case):
     assert jax.tree.structure(state) == jax.tree.structure(expected)
     jax.tree.map(np.testing.assert_array_equal, state, expected)
     if "qparams" not in repr(type(state)) and case.needs_data:
-        assert layer.apply(variables, method="calculate_qparams").scale == case.build().calculate_qparams(expected).scale
+        assert (
+            layer.apply(variables, method="calculate_qparams").scale == case.build().calculate_qparams(expected).scale
+        )
 
 
 def test_defaults_are_those_of_the_seeds():
@@ -102,7 +108,10 @@ def test_recipes():
     assert type(recipe()) is jqobs.linen.PerChannelMinMaxObserver
     assert recipe.with_args(ch_axis=1)().ch_axis == 1
     assert repr(recipe) == "PerChannelMinMaxObserver(ch_axis=0)"
-    assert (jqobs.linen.default_observer().qdtype.quant_min, jqobs.linen.default_observer().qdtype.quant_max) == (0, 127)
+    assert (jqobs.linen.default_observer().qdtype.quant_min, jqobs.linen.default_observer().qdtype.quant_max) == (
+        0,
+        127,
+    )
     weight = jqobs.linen.default_weight_observer()
     assert (weight.qdtype, weight.qscheme) == (jqobs.qint8, jqobs.per_tensor_symmetric)
     assert isinstance(jqobs.linen.default_dynamic_quant_observer(), jqobs.linen.PlaceholderObserver)
@@ -180,7 +189,9 @@ def test_the_gradient_is_that_without_observers(how):
         y, _ = model.apply({**variables, "params": params}, X, mutable=["observers"])
         return jnp.sum(y**2)
 
-    got, expected = (jax.jit(jax.grad(loss), static_argnums=1)(variables["params"], model) for model in (watched, plain))
+    got, expected = (
+        jax.jit(jax.grad(loss), static_argnums=1)(variables["params"], model) for model in (watched, plain)
+    )
     jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 

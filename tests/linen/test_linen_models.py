@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from test_linen_layers import X, Twice, observe
+from test_linen_layers import Twice, X, observe
 
 import jqobs
 

@@ -38,7 +38,9 @@ def test_the_module_is_the_functional_observer(case):
 def test_linen_and_nnx_take_the_same_arguments(case):
     linen, module = getattr(jqobs.linen, case.linen), getattr(jqobs.nnx, case.linen)
     own = {"parent", "name", "shape", "rngs"}
-    assert [f for f in linen.__dataclass_fields__ if f not in own] == [f for f in module.__dataclass_fields__ if f not in own]
+    assert [f for f in linen.__dataclass_fields__ if f not in own] == [
+        f for f in module.__dataclass_fields__ if f not in own
+    ]
     default = linen(**case.arguments), module(**case.arguments)
     assert default[0].observer is default[1].observer
 
@@ -159,7 +161,9 @@ def test_the_gradient_is_that_without_observers():
     jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
-@pytest.mark.parametrize("build", [jqobs.nnx.MinMaxObserver, jqobs.nnx.PerChannelMinMaxObserver], ids=["tensor", "channel"])
+@pytest.mark.parametrize(
+    "build", [jqobs.nnx.MinMaxObserver, jqobs.nnx.PerChannelMinMaxObserver], ids=["tensor", "channel"]
+)
 def test_stacked_layers_in_a_scan(build):
     make = nnx.split_rngs(splits=3)(nnx.vmap(lambda rngs: Block(build, rngs=rngs), in_axes=(0,)))
     stack = make(nnx.Rngs(0))

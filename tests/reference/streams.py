@@ -2,7 +2,6 @@
 
 import numpy as np
 
-
 DISTRIBUTIONS = {
     "normal": lambda rng, shape: rng.standard_normal(shape),
     "shifted": lambda rng, shape: rng.standard_normal(shape) + 9,

@@ -4,9 +4,9 @@ import json
 import warnings
 
 import jax.numpy as jnp
-import record_min_max
 import numpy as np
 import pytest
+import record_min_max
 from streams import stream
 
 import jqobs

@@ -1,0 +1,68 @@
+"""What is written runs: the README's snippets, one after the other as a reader would paste them, and every example."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def run(*command, timeout=600):
+    # As a user would: one device, no settings of the tests.
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "PYTEST_XDIST_WORKER")
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *command], env=environment, capture_output=True, text=True, timeout=timeout
+    )
+    assert not done.returncode, done.stderr
+    return done.stdout
+
+
+def test_the_snippets_of_the_readme():
+    snippets = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(snippets) == 2
+    printed = run("-c", "\n".join(snippets)).splitlines()
+    assert 0 < float(printed[0]) < 0.05
+    assert printed[1].split()[:3] == ["site", "min", "max"]
+    assert printed[2].split()[0] == "layers_2"
+
+
+def test_the_readme_fits_on_a_screen_and_names_what_exists():
+    assert len(README.splitlines()) < 75
+    import jqobs
+
+    table = README.split("| choice |")[1].split("## Two")[0]
+    names = re.findall(r"`(\w+)`", table)
+    assert set(jqobs.observers.__all__) <= set(names)
+    assert all(hasattr(jqobs, name) for name in names if name not in ("ch_axis", "group_size"))
+
+
+def test_the_commands_of_the_readme_name_extras_and_files_that_exist():
+    import tomllib
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    commands = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    assert len(commands) == 2
+    for command in commands:
+        assert set(re.findall(r"\.\[(\w+)\]", command)) <= set(extras)
+        assert all((ROOT / path).exists() for path in re.findall(r"\bexamples/\S+\.py", command))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_examples(path):
+    pytest.importorskip("sklearn")
+    printed = run(str(path), "--epochs", "2")
+    table = printed.split("accuracy on")[1].splitlines()[1:]
+    assert table[0].split() == ["statistic", "float32", "8", "bits", "4", "bits", "2", "bits"]
+    for row in table[1:]:
+        _name, *accuracies = row.split()
+        full, eight, *_ = (float(value.rstrip("%")) for value in accuracies)
+        assert full > 60, row
+        assert abs(eight - full) < 3, row
+    assert "conv_1_input" in printed
