@@ -204,7 +204,7 @@ def _checked_mask(mask: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     if not fits:
         raise ValueError(
             f"mask must have the rank of x, each axis of its size or of size 1; got mask {mask.shape} for x {shape}. "
-            "Add the missing axes where they belong: mask[..., None] for a (batch, time) mask on (batch, time, features)"
+            "Add the missing axes where they belong: mask[..., None] for (batch, time) on (batch, time, features)"
         )
     return mask.astype(jnp.bool_)
 
