@@ -54,3 +54,19 @@ def interpolate(start: jax.Array, stop: jax.Array, fraction: float) -> jax.Array
       -2.5
     """
     return start + hide(fraction * (stop - start), behind=start)
+
+
+def extremes(x: jax.Array, where: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The smallest and the largest of the values at `where`, whatever the order; infinities if there is none.
+
+    A zero has no sign here: which of 0.0 and -0.0 counts as smaller would depend on who comes first.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jqobs.arithmetic import extremes
+      >>> [end.item() for end in extremes(jnp.array([3.0, jnp.nan, -1.0]), jnp.array([True, False, True]))]
+      [-1.0, 3.0]
+    """
+    ends = jnp.min(x, initial=jnp.inf, where=where), jnp.max(x, initial=-jnp.inf, where=where)
+    low, high = (jnp.where(end == 0, 0.0, end) for end in ends)
+    return low, high

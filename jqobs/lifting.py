@@ -1,10 +1,12 @@
 """From a statistic of one group of values to an observer of whole arrays.
 
-This is the only place that knows channels, groups, masks, empty batches, non-finite values, tracing and mapped axes.
+This is the only place that knows channels, groups, masks, empty batches, non-finite values, tracing, mapped axes, and
+batches too large to be looked at at once.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Hashable
@@ -15,11 +17,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from jqobs.arithmetic import extremes
 from jqobs.counting import add, count, is_positive
 from jqobs.granularity import Granularity
-from jqobs.observer import MergeFn, NotCalibratedError, Observer, Recipe, State, Statistic, is_calibrated
+from jqobs.observer import NotCalibratedError, Observer, Recipe, State, Statistic, is_calibrated
 from jqobs.qparams import QParams, map_range
 from jqobs.qtypes import Grid, QDtype, QScheme
+
+PIECE = 2**16
+"""Values that are summarized at a time: 256 KiB of float32, which stay in a cache, so that memory is read once."""
+
+BLOCK = 64
+"""Groups whose range is searched at a time."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -60,108 +69,169 @@ def lift(
       (3,)
     """
     grid = Grid(qscheme, qdtype, eps)  # pyright: ignore[reportArgumentType]  (None stands for the default)
-    granularity = Granularity(qscheme, ch_axis, group_size)
+    lifted = _Lifted(statistic, grid, Granularity(qscheme, ch_axis, group_size))
+    merge = None if statistic.merge is None else lifted.merge
+    return Observer(lifted.init, lifted.update, merge, lifted.calculate_qparams, Recipe(lift))
 
-    def init(x: Any) -> State:
+
+@dataclasses.dataclass(frozen=True)
+class _Lifted:
+    """The four functions of an observer: checks in front, compiled functions behind."""
+
+    statistic: Statistic
+    grid: Grid
+    granularity: Granularity
+
+    def init(self, x: Any) -> State:
         x = x if hasattr(x, "shape") and hasattr(x, "dtype") else jnp.asarray(x)
         _check_real(x.dtype)
-        shape = granularity.shape_for(x.shape)
+        shape = self.granularity.shape_for(x.shape)
         # A copy of each leaf, even of equal ones: leaves that share a buffer cannot be donated.
         return jax.tree.map(
-            lambda leaf: jnp.array(jnp.broadcast_to(leaf, shape + leaf.shape), copy=True), statistic.init()
+            lambda leaf: jnp.array(jnp.broadcast_to(leaf, shape + leaf.shape), copy=True), self.statistic.init()
         )
 
-    def update(state: State, x: Any, *, mask: Any = None, axis_name: Hashable | None = None) -> State:
+    def update(self, state: State, x: Any, *, mask: Any = None, axis_name: Hashable | None = None) -> State:
         x = jnp.asarray(x)
         if not x.size:
             return state
         _check_real(x.dtype)
         mask = None if mask is None else _checked_mask(jnp.asarray(mask), x.shape)
-        have, need = shape_of(state), granularity.shape_for(x.shape)
+        have, need = self.shape_of(state), self.granularity.shape_for(x.shape)
         if have != need:
             raise ValueError(
-                f"{statistic.name}: the state is for {_in_words(have)} and x of shape {x.shape} has {_in_words(need)}; "
-                "the number of channels and groups may not change between batches"
+                f"{self.statistic.name}: the state is for {_in_words(have)} and x of shape {x.shape} has "
+                f"{_in_words(need)}; the number of channels and groups may not change between batches"
             )
-        return folded(state, jax.lax.stop_gradient(x), mask, axis_name)
+        return self.fold(state, jax.lax.stop_gradient(x), mask, axis_name)
 
-    def fold(state: State, x: jax.Array, mask: jax.Array | None, axis_name: Hashable | None) -> State:
-        x = x.astype(jnp.float32)
-        finite = jnp.isfinite(x)
-        where = finite if mask is None else finite & mask
-        ignored = ~finite if mask is None else ~finite & mask
-        x, where, ignored = (granularity.split(each) for each in (x, where, ignored))
-        summary = granularity.vmap(statistic.summarize)(x, where)
-        counted = tuple(range(granularity.rank, x.ndim))
-        seen, nonfinite = (jnp.sum(each, counted, dtype=jnp.uint32) for each in (where, ignored))
-        summary = summary._replace(seen=count(seen), nonfinite=count(nonfinite))
-        if axis_name is not None:
-            summary = reduce_across(joining(statistic.reduce), summary, axis_name)
-        after = joining(statistic.fold)(state, summary)
+    def merge(self, a: State, b: State) -> State:
+        one, other = self.shape_of(a), self.shape_of(b)
+        if one != other:
+            raise ValueError(f"{self.statistic.name}: cannot merge states of {_in_words(one)} and {_in_words(other)}")
+        return self.merged(a, b)
+
+    def calculate_qparams(self, state: State) -> QParams:
+        name, how = self.statistic.name, self.granularity
+        if state is None:
+            raise NotCalibratedError(f"{name} has no state: it was never shown any data")
+        stack = len(self.shape_of(state)) - how.rank
+        if stack < 0:
+            raise ValueError(
+                f"{name}: the state is for {_in_words(self.shape_of(state))}; {how.qscheme!r} with "
+                f"group_size={how.group_size} reads states of rank {how.rank}"
+            )
+        if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(state)):
+            # On the host the state has no mesh left in its type, so that one program serves all: equal bits anywhere.
+            state = jax.device_get(state)
+            _report_unseen(name, np.asarray(state.seen) > 0)
+        scale, zero_point = self.read(state, stack)
+        return QParams(scale, zero_point, self.grid.qdtype, self.grid.qscheme, how.ch_axis, how.group_size)
+
+    def shape_of(self, state: State) -> tuple[int, ...]:
+        empty = jax.eval_shape(self.statistic.init)
+        if jax.tree.structure(state) != jax.tree.structure(empty):
+            expected = type(empty).__name__
+            raise ValueError(f"{self.statistic.name}: state must be a {expected}; got a {type(state).__name__}")
+        return state.seen.shape
+
+    @functools.partial(jax.jit, static_argnums=(0, 4))
+    def fold(self, state: State, x: jax.Array, mask: jax.Array | None, axis_name: Hashable | None) -> State:
+        """The state after a batch."""
+        statistic, how = self.statistic, self.granularity
+        reduce = self.joining(statistic.reduce)
+        ready = state
+
+        def bounds(x: jax.Array, where: jax.Array, ignored: jax.Array) -> Any:
+            del ignored
+            return how.vmap(extremes)(how.split(x), how.split(where))
+
+        def summarize(x: jax.Array, where: jax.Array, ignored: jax.Array) -> Any:
+            x, where, ignored = (how.split(each) for each in (x, where, ignored))
+            members = tuple(range(how.rank, x.ndim))
+            seen, nonfinite = (jnp.sum(each, members, dtype=jnp.uint32) for each in (where, ignored))
+            summary = how.vmap(statistic.summarize)(x, where, ready)
+            return summary._replace(seen=count(seen), nonfinite=count(nonfinite))
+
+        def whole(function: Callable[..., Any], combine: Callable[[Any, Any], Any]) -> Any:
+            result = over_pieces(function, combine, x, mask, splits=how.rank > 0)
+            return result if axis_name is None else reduce_across(combine, result, axis_name)
+
+        if statistic.widen is not None:
+            ready = how.vmap(statistic.widen)(state, *whole(bounds, _outer))
+        summary = whole(summarize, reduce)
+        after = self.joining(statistic.fold)(ready, summary)
         # Nothing but the counters may move for a group whose part of the batch is empty.
         empty_part = ~is_positive(summary.seen)
         kept = jax.tree.map(lambda old, new: jnp.where(_trailing(empty_part, new.ndim), old, new), state, after)
         return kept._replace(nonfinite=after.nonfinite)
 
-    folded = jax.jit(fold, static_argnums=3)
+    @functools.partial(jax.jit, static_argnums=0)
+    def merged(self, a: State, b: State) -> State:
+        """The state of two streams."""
+        assert self.statistic.merge is not None
+        return self.joining(self.statistic.merge)(a, b)
 
-    def joining(combine: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    @functools.partial(jax.jit, static_argnums=(0, 2))
+    def read(self, state: State, stack: int) -> tuple[jax.Array, jax.Array]:
+        """Scale and zero point of a state with `stack` axes in front of those of its groups, from a scan over layers."""
+
+        def bounds(state: State) -> tuple[jax.Array, jax.Array]:
+            return self.statistic.bounds(state, self.grid)
+
+        seen = is_calibrated(state)
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[seen.ndim :]), state)
+        # In blocks, since a search over all channels at once would hold all its candidates at once.
+        ends = jax.lax.map(bounds, flat, batch_size=BLOCK) if seen.ndim else bounds(state)
+        ends = (end.reshape(seen.shape) for end in ends)
+        # Unseen groups keep sentinels: 0..0 gives them the scale eps. A sum that overflowed still names a finite range.
+        min_val, max_val = (jnp.where(seen, jnp.clip(end, -_LARGEST, _LARGEST), 0.0) for end in ends)
+        scale, zero_point = map_range(min_val, max_val, self.grid)
+        some = jnp.any(seen, axis=tuple(range(stack, seen.ndim)), keepdims=True)
+        return jnp.where(some, scale, 1.0), jnp.where(some, zero_point, 0)
+
+    def joining(self, combine: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """The statistic's `reduce`, `fold` or `merge`, over all groups, with the counters added."""
 
         def join(a: Any, b: Any) -> Any:
-            joined = granularity.vmap(combine)(a, b)
+            joined = self.granularity.vmap(combine)(a, b)
             return joined._replace(seen=add(a.seen, b.seen), nonfinite=add(a.nonfinite, b.nonfinite))
 
         return join
 
-    def read(state: State) -> tuple[jax.Array, jax.Array]:
-        min_val, max_val = granularity.vmap(lambda each: statistic.bounds(each, grid))(state)
-        seen = is_calibrated(state)
-        # Unseen groups keep sentinels: 0..0 gives them the scale eps. A sum that overflowed still names a finite range.
-        min_val, max_val = (jnp.where(seen, jnp.clip(end, -_LARGEST, _LARGEST), 0.0) for end in (min_val, max_val))
-        scale, zero_point = map_range(min_val, max_val, grid)
-        return jnp.where(jnp.any(seen), scale, 1.0), jnp.where(jnp.any(seen), zero_point, 0)
 
-    @functools.partial(jax.jit, static_argnums=1)
-    def compiled(state: State, stack: int) -> tuple[jax.Array, jax.Array]:
-        mapped = read
-        for _ in range(stack):  # Axes in front of the groups' own: states stacked by a scan over layers.
-            mapped = jax.vmap(mapped)
-        return mapped(state)
+def over_pieces(
+    function: Callable[[jax.Array, jax.Array, jax.Array], Any],
+    combine: Callable[[Any, Any], Any],
+    x: jax.Array,
+    mask: jax.Array | None,
+    *,
+    splits: bool,
+) -> Any:
+    """Applies a function of `(x, where, ignored)` to a batch, and combines its results over pieces that fit in a cache.
 
-    def calculate_qparams(state: State) -> QParams:
-        if state is None:
-            raise NotCalibratedError(f"{statistic.name} has no state: it was never shown any data")
-        stack = len(shape_of(state)) - granularity.rank
-        if stack < 0:
-            raise ValueError(
-                f"{statistic.name}: the state is for {_in_words(shape_of(state))}; {qscheme!r} with "
-                f"group_size={group_size} reads states of rank {granularity.rank}"
-            )
-        if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(state)):
-            # On the host the state has no mesh left in its type, so that one program serves all: equal bits anywhere.
-            state = jax.device_get(state)
-            _report_unseen(statistic.name, np.asarray(state.seen) > 0)
-        scale, zero_point = compiled(state, stack)
-        return QParams(scale, zero_point, qdtype, qscheme, granularity.ch_axis, granularity.group_size)
+    `x` is passed as float32, `where` says which values count, and `ignored` which would if they were finite. A batch
+    that is spread over devices stays whole, since cutting it would gather it, and so does one whose axes mean something.
+    """
 
-    def shape_of(state: State) -> tuple[int, ...]:
-        empty = jax.eval_shape(statistic.init)  # Not at the top: building an observer must not start a backend.
-        if jax.tree.structure(state) != jax.tree.structure(empty):
-            raise ValueError(f"{statistic.name}: state must be a {type(empty).__name__}; got a {type(state).__name__}")
-        return state.seen.shape
+    def prepared(x: jax.Array, mask: jax.Array | None) -> Any:
+        x = x.astype(jnp.float32)
+        finite = jnp.isfinite(x)
+        return function(x, *((finite, ~finite) if mask is None else (finite & mask, ~finite & mask)))
 
-    def merging(joined: Callable[[State, State], State]) -> MergeFn:
-        def merge(a: State, b: State) -> State:
-            one, other = shape_of(a), shape_of(b)
-            if one != other:
-                raise ValueError(f"{statistic.name}: cannot merge states of {_in_words(one)} and {_in_words(other)}")
-            return joined(a, b)
+    if splits or x.size < 2 * PIECE or not jax.typeof(x).sharding.mesh.empty:
+        return prepared(x, mask)
+    flat, size = x.reshape(-1), x.size
+    kept = None if mask is None else jnp.broadcast_to(mask, x.shape).reshape(-1)
 
-        return merge
+    def piece(i: int | jax.Array) -> Any:
+        # The last one begins early enough to be whole, and masks what was there before.
+        start = jnp.minimum(i * PIECE, size - PIECE)
+        fresh = jnp.arange(PIECE) + start >= i * PIECE
+        part = jax.lax.dynamic_slice(flat, (start,), (PIECE,))
+        return prepared(part, fresh if kept is None else fresh & jax.lax.dynamic_slice(kept, (start,), (PIECE,)))
 
-    merge = None if statistic.merge is None else merging(jax.jit(joining(statistic.merge)))
-    return Observer(init, update, merge, calculate_qparams, Recipe(lift))
+    return jax.lax.fori_loop(1, -(-size // PIECE), lambda i, total: combine(total, piece(i)), piece(0))
 
 
 def reduce_across(combine: Callable[[Any, Any], Any], part: Any, axis_name: Hashable) -> Any:
@@ -190,6 +260,10 @@ def reduce_leading(combine: Callable[[Any, Any], Any], stacked: Any) -> Any:
         pairs = [combine(*parts[i : i + 2]) for i in range(0, len(parts) - 1, 2)]
         parts = pairs + parts[len(parts) & ~1 :]
     return parts[0]
+
+
+def _outer(a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    return jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1])
 
 
 def _check_real(dtype: Any) -> None:

@@ -107,13 +107,15 @@ class Statistic(NamedTuple):
     Attributes:
       name: The name in error messages: the factory's.
       init: `() -> state`: nothing seen. With float32 leaves where a value is remembered.
-      summarize: `(x, where) -> summary`: one batch of one group. `x` is float32 of any shape, `where` booleans of the
-        same shape; what they exclude may be NaN or infinite.
-      reduce: `(summary, summary) -> summary`: two parts of the same batch.
+      summarize: `(x, where, state) -> summary`: one batch of one group, or a piece of it. `x` is float32 of any shape,
+        `where` booleans of the same shape; what they exclude may be NaN or infinite. Few statistics look at `state`.
+      reduce: `(summary, summary) -> summary`: two pieces of the same batch.
       fold: `(state, summary) -> state`: the next batch. The lifting drops the result where the batch was empty.
       merge: `(state, state) -> state`: another stream; associative, commutative, `init()` its identity. None where the
         order of batches matters.
       bounds: `(state, grid) -> (min_val, max_val)`: which real range is kept.
+      widen: `(state, min_val, max_val) -> state`: what a state has to know of the extremes of a batch before the batch
+        is summarized. None, for almost all, spares a pass over the data.
 
     Example:
       >>> import jax.numpy as jnp, jqobs
@@ -124,11 +126,12 @@ class Statistic(NamedTuple):
 
     name: str
     init: Callable[[], State]
-    summarize: Callable[[jax.Array, jax.Array], Any]
+    summarize: Callable[[jax.Array, jax.Array, State], Any]
     reduce: Callable[[Any, Any], Any]
     fold: Callable[[State, Any], State]
     merge: Callable[[State, State], State] | None
     bounds: Callable[[State, Grid], tuple[jax.Array, jax.Array]]
+    widen: Callable[[State, jax.Array, jax.Array], State] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

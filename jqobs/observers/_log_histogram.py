@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from jqobs import counting
+from jqobs.arithmetic import extremes
 from jqobs.counting import Count, count
 from jqobs.lifting import lift
 from jqobs.observer import Observer, Statistic, factory
-from jqobs.observers import _min_max
 from jqobs.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
 
 OCTAVES = range(-32, 32)
@@ -83,16 +83,17 @@ def log_histogram(
             nonfinite=count(),
         )
 
-    def summarize(x: jax.Array, where: jax.Array) -> LogHistogramState:
-        extremes = _min_max.summarize(x, where)
+    def summarize(x: jax.Array, where: jax.Array, state: object) -> LogHistogramState:
+        del state
+        min_val, max_val = extremes(x, where)
         index = keys + signed_key(x, mantissa_bits, keys)
         ones = where.astype(jnp.uint32)
         histogram = jnp.zeros(2 * keys + 1, jnp.uint32).at[index].add(ones, mode="promise_in_bounds")
-        is_min, is_max = where & (x == extremes.min_val), where & (x == extremes.max_val)
+        is_min, is_max = where & (x == min_val), where & (x == max_val)
         return init()._replace(
             histogram=count(histogram),
-            min_val=extremes.min_val,
-            max_val=extremes.max_val,
+            min_val=min_val,
+            max_val=max_val,
             min_count=count(jnp.sum(is_min, dtype=jnp.uint32)),
             max_count=count(jnp.sum(is_max, dtype=jnp.uint32)),
         )

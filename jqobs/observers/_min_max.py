@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jqobs.arithmetic import extremes
 from jqobs.counting import Count, count
 from jqobs.lifting import lift
 from jqobs.observer import Observer, Statistic, factory
@@ -68,11 +69,11 @@ def init() -> MinMaxState:
     return MinMaxState(min_val=jnp.float32(jnp.inf), max_val=jnp.float32(-jnp.inf), seen=count(), nonfinite=count())
 
 
-def summarize(x: jax.Array, where: jax.Array) -> MinMaxState:
-    """The extremes of one batch. A zero has no sign: which of 0.0 and -0.0 is smaller would depend on the order."""
-    low = jnp.min(x, initial=jnp.inf, where=where)
-    high = jnp.max(x, initial=-jnp.inf, where=where)
-    return init()._replace(min_val=jnp.where(low == 0, 0.0, low), max_val=jnp.where(high == 0, 0.0, high))
+def summarize(x: jax.Array, where: jax.Array, state: object) -> MinMaxState:
+    """The extremes of one batch."""
+    del state
+    min_val, max_val = extremes(x, where)
+    return init()._replace(min_val=min_val, max_val=max_val)
 
 
 def merge(a: MinMaxState, b: MinMaxState) -> MinMaxState:
