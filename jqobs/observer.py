@@ -17,7 +17,7 @@ from jqobs.qtypes import Grid
 
 State = Any  # A NamedTuple of arrays; each statistic has its own.
 P = ParamSpec("P")
-T = TypeVar("T")
+Built = TypeVar("Built", bound=Any)  # A NamedTuple with the field `recipe`.
 
 
 class NotCalibratedError(RuntimeError):
@@ -188,8 +188,8 @@ def with_args(**arguments: Any) -> Callable[[Callable[..., Any]], Recipe]:
     return lambda built: Recipe(built).with_args(**arguments)
 
 
-def factory(build: Callable[P, Observer]) -> Callable[P, Observer]:
-    """Decorates a function that builds an observer: cached by meaning, and carried by the result as its recipe.
+def factory(build: Callable[P, Built]) -> Callable[P, Built]:
+    """Decorates a function that builds an observer or a range rule: cached by meaning, and kept in it as its recipe.
 
     Two calls that mean the same return the same object, so that an observer can be a static argument of a jitted
     function, and a key.
@@ -206,14 +206,14 @@ def factory(build: Callable[P, Observer]) -> Callable[P, Observer]:
 
     # The types are in the key because 1 == 1.0 == True, and only one of them is an axis.
     @functools.cache
-    def cached(key: tuple[tuple[str, type, Any], ...]) -> Observer:
+    def cached(key: tuple[tuple[str, type, Any], ...]) -> Built:
         arguments = {name: value for name, _, value in key}
         defaults = signature.parameters
         given = tuple((name, value) for name, value in arguments.items() if value != defaults[name].default)
         return build(**arguments)._replace(recipe=Recipe(make, given))  # pyright: ignore[reportCallIssue]
 
     @functools.wraps(build)
-    def make(*args: P.args, **kwargs: P.kwargs) -> Observer:
+    def make(*args: P.args, **kwargs: P.kwargs) -> Built:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         for name, value in bound.arguments.items():

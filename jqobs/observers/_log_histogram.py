@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jqobs import counting
 from jqobs.arithmetic import extremes
@@ -13,9 +15,13 @@ from jqobs.counting import Count, count
 from jqobs.lifting import lift
 from jqobs.observer import Observer, Statistic, factory
 from jqobs.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
+from jqobs.range_rules import Range, least_squares
 
 OCTAVES = range(-32, 32)
 """Magnitudes with bins of their own, as powers of two. Smaller ones share the first bin, larger ones the last."""
+
+READ_OCTAVES = 14
+"""Octaves below the largest magnitude that a range rule sees bin by bin: at 8 bits the first step is 8 octaves down."""
 
 
 class LogHistogramState(NamedTuple):
@@ -34,6 +40,7 @@ class LogHistogramState(NamedTuple):
 def log_histogram(
     *,
     bins_per_octave: int = 32,
+    range_rule: Callable[..., Range] = least_squares(),
     qscheme: QScheme = per_tensor_affine,
     qdtype: QDtype = quint8,
     ch_axis: int | None = None,
@@ -47,6 +54,8 @@ def log_histogram(
 
     Args:
       bins_per_octave: Bins between a power of two and the next: a power of two itself.
+      range_rule: Which range of the histogram is kept: `least_squares()`, `percentile(99.99)`, `entropy()`,
+        `greedy_norm()`, or a function of your own (see `jqobs.RangeRule`). No part of the state.
       qscheme: The scheme of the grid; a per-channel one asks for a state per channel.
       qdtype: The type of the codes.
       ch_axis: The channel axis of the data; None leaves it to be bound later.
@@ -98,6 +107,9 @@ def log_histogram(
             max_count=count(jnp.sum(is_max, dtype=jnp.uint32)),
         )
 
+    def bounds(state: LogHistogramState, grid: Grid) -> tuple[jax.Array, jax.Array]:
+        return range_rule(*as_bins(state, bins_per_octave), state.min_val, state.max_val, grid)
+
     statistic = Statistic(
         name="log_histogram", init=init, summarize=summarize, reduce=merge, fold=merge, merge=merge, bounds=bounds
     )
@@ -131,7 +143,35 @@ def merge(a: LogHistogramState, b: LogHistogramState) -> LogHistogramState:
     )
 
 
-def bounds(state: LogHistogramState, grid: Grid) -> tuple[jax.Array, jax.Array]:
-    """The full range, on any grid."""
-    del grid
-    return state.min_val, state.max_val
+def as_bins(state: LogHistogramState, bins_per_octave: int) -> tuple[jax.Array, jax.Array]:
+    """The edges and counts that a range rule reads: the octaves below the largest magnitude, the rest in one bin a side.
+
+    The extremes and zero come as bins of zero width. All edges are inside the extremes.
+    """
+    keys, kept = len(OCTAVES) * bins_per_octave, READ_OCTAVES * bins_per_octave
+    mantissa_bits = bins_per_octave.bit_length() - 1
+    magnitudes = np.append(((127 + OCTAVES.start) << mantissa_bits) + np.arange(keys), 0) << (23 - mantissa_bits)
+    magnitudes = magnitudes.astype(np.int32).view(np.float32)
+    magnitudes[0], magnitudes[-1] = 0, np.finfo(np.float32).max  # The first and the last bin hold the rest, too.
+
+    ends = jnp.stack([state.min_val, state.max_val])
+    low_key, high_key = signed_key(ends, mantissa_bits, keys)
+    counts = counting.to_float(state.histogram)
+    only_one = state.min_val == state.max_val
+    of_ends = counting.to_float(state.min_count), jnp.where(only_one, 0.0, counting.to_float(state.max_count))
+    counts = counts.at[keys + low_key].add(-of_ends[0]).at[keys + high_key].add(-of_ends[1])
+    counts = jnp.maximum(counts, 0.0)
+
+    first = jnp.maximum(jnp.maximum(jnp.abs(low_key), jnp.abs(high_key)) - kept, 0)
+    negative, zeros, positive = counts[:keys][::-1], counts[keys], counts[keys + 1 :]
+    small = jnp.arange(keys) < first
+
+    def side(counts: jax.Array) -> jax.Array:
+        window = jax.lax.dynamic_slice(counts, (first,), (kept,))
+        return jnp.append(jnp.sum(jnp.where(small, counts, 0.0)), window)
+
+    window = jnp.append(jnp.zeros(1), jax.lax.dynamic_slice(jnp.asarray(magnitudes), (first,), (kept + 1,)))
+    edges = jnp.clip(jnp.concatenate([-window[::-1], window]), *ends)
+    edges = jnp.concatenate([ends[:1], edges, ends[1:]])
+    counts = jnp.concatenate([of_ends[0][None], side(negative)[::-1], zeros[None], side(positive), of_ends[1][None]])
+    return edges, counts
