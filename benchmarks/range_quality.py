@@ -54,10 +54,7 @@ def reference(name, scheme, bits, seed=0):
 def ours(name, seed=0, factory=jqobs.log_histogram):
     """The grids of one collected state, at every width and scheme."""
     state = jqobs.calibrate(factory(), sample(name, seed))
-    return {
-        grid: factory(qscheme=grid[0], qdtype=qdtype_for(*grid)).calculate_qparams(state)
-        for grid in GRIDS
-    }
+    return {grid: factory(qscheme=grid[0], qdtype=qdtype_for(*grid)).calculate_qparams(state) for grid in GRIDS}
 
 
 def ratios(name, seed=0, recorded=None):

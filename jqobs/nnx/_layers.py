@@ -222,7 +222,7 @@ class MovingAveragePerChannelMinMaxObserver(MovingAverageMinMaxObserver):
 class LogHistogramObserver(ObserverBase):
     """Tracks a histogram whose bins never move: `jqobs.log_histogram`."""
 
-    bins_per_octave: int = 32
+    bins_per_octave: int = 128
 
     factory = staticmethod(observers.log_histogram)
 

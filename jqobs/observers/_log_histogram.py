@@ -17,10 +17,10 @@ from jqobs.observer import Observer, Statistic, factory
 from jqobs.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
 from jqobs.range_rules import Range, least_squares
 
-OCTAVES = range(-32, 32)
+OCTAVES = range(-28, 20)
 """Magnitudes with bins of their own, as powers of two. Smaller ones share the first bin, larger ones the last."""
 
-READ_OCTAVES = 14
+READ_OCTAVES = 10
 """Octaves below the largest magnitude that a range rule sees bin by bin: at 8 bits the first step is 8 octaves down."""
 
 
@@ -39,7 +39,7 @@ class LogHistogramState(NamedTuple):
 @factory
 def log_histogram(
     *,
-    bins_per_octave: int = 32,
+    bins_per_octave: int = 128,
     range_rule: Callable[..., Range] = least_squares(),
     qscheme: QScheme = per_tensor_affine,
     qdtype: QDtype = quint8,

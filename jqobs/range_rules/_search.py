@@ -18,7 +18,7 @@ FINEST = 12
 
 
 def search(
-    cost: Cost, lo: jax.Array, hi: jax.Array, grid: Grid, *, floor: jax.Array, gain: float
+    rough: Cost, cost: Cost, lo: jax.Array, hi: jax.Array, grid: Grid, *, floor: jax.Array, gain: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Finds the range in which a cost is smallest.
 
@@ -26,6 +26,7 @@ def search(
     pair of ends: the zero point is rounded, and at 2 or 4 bits that moves the ends by a good part of the range.
 
     Args:
+      rough: The cost of a grid, near enough to begin with, and cheaper.
       cost: The cost of a grid.
       lo: The lower end of the full range, at most 0.
       hi: The upper end of the full range, at least 0.
@@ -50,7 +51,7 @@ def search(
         scale = jnp.maximum((hi - lo) / last, floor)
         return jnp.clip(jnp.round(-lo / scale), 0, last), scale
 
-    def best_of(below: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def best_of(cost: Cost, below: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         below, scale = below.ravel(), jnp.maximum(scale.ravel(), floor)
         costs = jax.vmap(cost)(below, scale)
         best = jnp.argmin(jnp.where(jnp.isnan(costs), jnp.inf, costs))
@@ -60,15 +61,15 @@ def search(
     coarse = jnp.atleast_1d(full_below) if grid.is_symmetric else jnp.append(jnp.asarray(_spread(last)), full_below)
     fractions = 2.0 ** -(np.arange(0, FINEST * 4 + 1) / 4.0).astype(np.float32)
     pairs = jnp.broadcast_arrays(coarse[:, None], unclipped(coarse)[:, None] * fractions)
-    best, below, scale = best_of(*pairs)
-    for reach, octaves in _refinements(last):
+    best, below, scale = best_of(rough, *pairs)
+    for judge, reach, octaves in zip((rough, cost, cost), *_refinements(last), strict=True):
         near = jnp.atleast_1d(below) if grid.is_symmetric else jnp.clip(below + reach, 0, last)
         steps = scale * 2.0 ** np.linspace(-octaves, octaves, 13, dtype=np.float32)
         # The ends themselves too: values that were clipped to a bound pile up there.
         anchored = jnp.stack([unclipped(near), jnp.where(near < last, hi / (last - near), scale)], -1)
         anchored = jnp.concatenate([anchored, jnp.where(near > 0, -lo / near, scale)[:, None]], -1)
         tried = jnp.concatenate([jnp.broadcast_to(steps, (near.size, 13)), anchored], -1)
-        best, below, scale = best_of(*jnp.broadcast_arrays(near[:, None], tried))
+        best, below, scale = best_of(judge, *jnp.broadcast_arrays(near[:, None], tried))
     better = best < (1 - gain) * cost(full_below, full_scale)
     ends = (-scale * (last / 2), scale * (last / 2)) if grid.is_symmetric else (-below * scale, (last - below) * scale)
     return better, *ends
@@ -83,8 +84,8 @@ def _spread(last: int) -> np.ndarray:
     return np.unique(np.concatenate([near, evenly, last - near])).astype(np.float32)
 
 
-def _refinements(last: int) -> list[tuple[np.ndarray, float]]:
+def _refinements(last: int) -> tuple[list[np.ndarray], list[float]]:
     """How far to look from the best so far, in codes below zero and in octaves of the step: ever closer."""
     gap = max(last // 8, 1)
-    reaches = [np.unique(np.linspace(-gap, gap, 9).round()), np.arange(-2, 3) * max(gap // 12, 1), np.arange(-1, 2)]
-    return list(zip([reach.astype(np.float32) for reach in reaches], [0.3, 0.05, 0.01], strict=True))
+    reaches = np.unique(np.linspace(-gap, gap, 9).round()), np.arange(-2, 3) * max(gap // 12, 1), np.arange(-1, 2)
+    return [reach.astype(np.float32) for reach in reaches], [0.3, 0.05, 0.01]
