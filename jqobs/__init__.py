@@ -3,8 +3,9 @@
 An observer is a pair of pure functions over a pytree, like an optimizer in Optax, and two readers of that pytree:
 `init`, `update`, `merge`, `calculate_qparams`. Four choices make one, independent of one another:
 
-* the statistic: `min_max`, `moving_average_min_max`, `mean_min_max`, `log_histogram`, and those that need no data,
-  `fixed_qparams`, `placeholder`, `noop`;
+* the statistic: `min_max`, `moving_average_min_max`, `mean_min_max`, `log_histogram`, `histogram`, and those that need
+  no data, `fixed_qparams`, `placeholder`, `noop`;
+* the range rule: the extremes, or over a histogram `least_squares()`, `percentile(p)`, `entropy()`, `greedy_norm()`;
 * the grid: a `QDtype` (`qint8`, `quint8`, ...) and the affine or symmetric half of a `QScheme`;
 * the granularity: the per-tensor or per-channel half of it, with `ch_axis` and `group_size`.
 
@@ -14,9 +15,9 @@ Where things are; imports point upwards only:
     counting        integers past 2**32                     granularity who shares a scale
     qparams         the formula from range to grid          observer    Observer, Recipe, Statistic
     quantization    quantize, dequantize, fake_quantize     lifting     from a statistic to an observer
-    observers/      the catalogue, one statistic a file     reading     many observers at once
-    calibration     the loop                                report      tables for people
-    linen/  nnx/    the same as Flax layers
+    observers/      the catalogue, one statistic a file     range_rules/ which range is kept, one rule a file
+    reading         many observers at once                  calibration the loop
+    linen/  nnx/    the same as Flax layers                 report      tables for people
 
 Example:
   >>> import jax.numpy as jnp, jqobs
@@ -43,6 +44,7 @@ from jqobs.observer import (
 )
 from jqobs.observers import (
     fixed_qparams,
+    histogram,
     log_histogram,
     mean_min_max,
     min_max,
@@ -70,6 +72,7 @@ from jqobs.qtypes import (
     quint16,
 )
 from jqobs.quantization import dequantize, fake_quantize, quantize
+from jqobs.range_rules import RangeRule, entropy, greedy_norm, least_squares, percentile
 from jqobs.report import report
 
 __all__ = [
@@ -80,16 +83,21 @@ __all__ = [
     "QDtype",
     "QParams",
     "QScheme",
+    "RangeRule",
     "Recipe",
     "Statistic",
     "__version__",
     "calculate_qparams",
     "calibrate",
     "dequantize",
+    "entropy",
     "factory",
     "fake_quantize",
     "fixed_qparams",
+    "greedy_norm",
+    "histogram",
     "is_calibrated",
+    "least_squares",
     "lift",
     "linen",
     "log_histogram",
@@ -102,6 +110,7 @@ __all__ = [
     "per_channel_symmetric",
     "per_tensor_affine",
     "per_tensor_symmetric",
+    "percentile",
     "placeholder",
     "qint2",
     "qint4",

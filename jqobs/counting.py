@@ -115,3 +115,51 @@ def only_where(flag: jax.Array, a: Count) -> Count:
       Count([3, 0])
     """
     return jax.tree.map(lambda word: jnp.where(flag, word, jnp.zeros_like(word)), a)
+
+
+def tally(index: jax.Array, where: jax.Array, size: int) -> Count:
+    """How often each of `0..size-1` stands in `index`, at the places that `where` marks.
+
+    The index keeps the shape of the data: flattening it, or sorting, would gather data that is spread over devices.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jqobs.counting import tally
+      >>> tally(jnp.array([2, 0, 2]), jnp.array([True, True, True]), 3)
+      Count([1, 0, 2])
+    """
+    zeros = jnp.zeros(size, jnp.uint32)
+    return count(zeros.at[index].add(where.astype(jnp.uint32), mode="promise_in_bounds"))
+
+
+def tally_counts(index: jax.Array, counts: Count, size: int) -> Count:
+    """Sums of counters by index, exact: for up to 2**16 of them.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jqobs.counting import count, tally_counts
+      >>> tally_counts(jnp.array([1, 0, 1]), count(2**40, shape=(3,)), 2) == [2**40, 2**41]
+      array([ True,  True])
+    """
+    # In digits of 16 bits, of which 2**16 add up without a carry.
+    digits = jnp.stack([word >> shift & 0xFFFF for word in counts for shift in (0, 16)], axis=-1)
+    low0, low1, high0, high1 = jnp.moveaxis(jnp.zeros((size, 4), jnp.uint32).at[index].add(digits), -1, 0)
+    shifted = Count(low=low1 << 16, high=(low1 >> 16) + high0 + (high1 << 16))
+    return add(count(low0), shifted)
+
+
+def split(a: Count, parts: int) -> Count:
+    """Cuts each counter into `parts` (a power of two up to 16) that differ by at most 1: `[*shape, parts]`.
+
+    Example:
+      >>> from jqobs.counting import count, split
+      >>> split(count(6), 4)
+      Count([2, 1, 2, 1])
+    """
+    bits = parts.bit_length() - 1
+    quotient = Count(low=a.low >> bits | a.high << (32 - bits), high=a.high >> bits)
+    rest = (a.low & (parts - 1))[..., None]
+    # The rest is laid evenly, a lone one in the middle: where a line of that slope passes a whole number.
+    j = jnp.arange(parts, dtype=jnp.uint32).reshape([1] * a.low.ndim + [parts])
+    extra = ((j + 1) * rest + parts // 2) // parts - (j * rest + parts // 2) // parts
+    return add(jax.tree.map(lambda word: word[..., None], quotient), count(extra))

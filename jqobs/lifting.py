@@ -174,7 +174,9 @@ class _Lifted:
 
     @functools.partial(jax.jit, static_argnums=(0, 2))
     def read(self, state: State, stack: int) -> tuple[jax.Array, jax.Array]:
-        """Scale and zero point of a state with `stack` axes in front of those of its groups, from a scan over layers."""
+        """Scale and zero point of a state with `stack` axes in front of those of its groups, from a scan over
+        layers.
+        """
 
         def bounds(state: State) -> tuple[jax.Array, jax.Array]:
             return self.statistic.bounds(state, self.grid)
@@ -211,7 +213,8 @@ def over_pieces(
     """Applies a function of `(x, where, ignored)` to a batch, and combines its results over pieces that fit in a cache.
 
     `x` is passed as float32, `where` says which values count, and `ignored` which would if they were finite. A batch
-    that is spread over devices stays whole, since cutting it would gather it, and so does one whose axes mean something.
+    that is spread over devices stays whole, since cutting it would gather it, and so does one whose axes mean
+    something.
     """
 
     def prepared(x: jax.Array, mask: jax.Array | None) -> Any:

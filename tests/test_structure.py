@@ -15,7 +15,7 @@ LAYERS = [
     ["granularity"],
     ["qparams"],
     ["observer", "quantization"],
-    ["lifting"],
+    ["lifting", "range_rules"],
     ["observers"],
     ["reading", "calibration", "report"],
     ["linen", "nnx"],

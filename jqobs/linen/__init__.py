@@ -2,6 +2,7 @@
 
 from jqobs.linen._layers import (
     FixedQParamsObserver,
+    HistogramObserver,
     LogHistogramObserver,
     MinMaxObserver,
     MovingAverageMinMaxObserver,
@@ -19,6 +20,7 @@ from jqobs.linen._models import calculate_qparams, check_observed
 
 __all__ = [
     "FixedQParamsObserver",
+    "HistogramObserver",
     "LogHistogramObserver",
     "MinMaxObserver",
     "MovingAverageMinMaxObserver",

@@ -21,6 +21,7 @@ from jqobs.qtypes import (
     qint8,
     quint8,
 )
+from jqobs.range_rules import Range, least_squares
 
 T = TypeVar("T")
 
@@ -153,10 +154,20 @@ class MovingAveragePerChannelMinMaxObserver(MovingAverageMinMaxObserver):
     ch_axis: int | None = 0
 
 
+class HistogramObserver(ObserverBase):
+    """Tracks a histogram with bins of equal width over the running range: `jqobs.histogram`."""
+
+    bins: int = 2048
+    range_rule: Callable[..., Range] = least_squares()
+
+    factory = staticmethod(observers.histogram)
+
+
 class LogHistogramObserver(ObserverBase):
     """Tracks a histogram whose bins never move: `jqobs.log_histogram`."""
 
     bins_per_octave: int = 128
+    range_rule: Callable[..., Range] = least_squares()
 
     factory = staticmethod(observers.log_histogram)
 

@@ -2,6 +2,7 @@
 
 from jqobs.nnx._layers import (
     FixedQParamsObserver,
+    HistogramObserver,
     LogHistogramObserver,
     MinMaxObserver,
     MovingAverageMinMaxObserver,
@@ -20,6 +21,7 @@ from jqobs.nnx._models import calculate_qparams, check_observed
 
 __all__ = [
     "FixedQParamsObserver",
+    "HistogramObserver",
     "LogHistogramObserver",
     "MinMaxObserver",
     "MovingAverageMinMaxObserver",

@@ -23,6 +23,7 @@ from jqobs.qtypes import (
     qint8,
     quint8,
 )
+from jqobs.range_rules import Range, least_squares
 
 T = TypeVar("T")
 
@@ -86,6 +87,11 @@ class ObservingModule(nnx.Module):
     def max_val(self) -> jax.Array:
         """The upper end of the range seen."""
         return self._value().max_val
+
+    @property
+    def histogram(self) -> Any:
+        """The values seen per bin, of an observer that keeps a histogram."""
+        return self._value().histogram
 
     def _value(self) -> Any:
         if self.state is None:
@@ -219,10 +225,21 @@ class MovingAveragePerChannelMinMaxObserver(MovingAverageMinMaxObserver):
 
 
 @layer
+class HistogramObserver(ObserverBase):
+    """Tracks a histogram with bins of equal width over the running range: `jqobs.histogram`."""
+
+    bins: int = 2048
+    range_rule: Callable[..., Range] = least_squares()
+
+    factory = staticmethod(observers.histogram)
+
+
+@layer
 class LogHistogramObserver(ObserverBase):
     """Tracks a histogram whose bins never move: `jqobs.log_histogram`."""
 
     bins_per_octave: int = 128
+    range_rule: Callable[..., Range] = least_squares()
 
     factory = staticmethod(observers.log_histogram)
 

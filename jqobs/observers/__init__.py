@@ -3,6 +3,7 @@ test.
 """
 
 from jqobs.observers._fixed_qparams import fixed_qparams
+from jqobs.observers._histogram import histogram
 from jqobs.observers._log_histogram import log_histogram
 from jqobs.observers._mean_min_max import mean_min_max
 from jqobs.observers._min_max import min_max
@@ -12,6 +13,7 @@ from jqobs.observers._placeholder import placeholder
 
 __all__ = [
     "fixed_qparams",
+    "histogram",
     "log_histogram",
     "mean_min_max",
     "min_max",

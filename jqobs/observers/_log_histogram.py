@@ -71,13 +71,15 @@ def log_histogram(
     Example:
       >>> import jax.numpy as jnp, jqobs
       >>> observer = jqobs.log_histogram()
-      >>> x = jnp.array([0.0, 1.0, 1.01, 4.0])
+      >>> x = jnp.array([0.0, 1.0, 1.001, 4.0])
       >>> state = observer.update(observer.init(x), x)
       >>> [int(n) for n in state.histogram.low if n], int(state.seen)
       ([1, 2, 1], 4)
     """
     if not isinstance(bins_per_octave, int) or bins_per_octave.bit_count() != 1 or bins_per_octave > 1024:
         raise ValueError(f"bins_per_octave must be a power of two, at most 1024; got {bins_per_octave!r}")
+    if not callable(range_rule):
+        raise ValueError(f"range_rule must be a rule such as jqobs.least_squares(), or a function; got {range_rule!r}")
     mantissa_bits = bins_per_octave.bit_length() - 1
     keys = len(OCTAVES) * bins_per_octave  # Of one sign.
 
@@ -96,11 +98,9 @@ def log_histogram(
         del state
         min_val, max_val = extremes(x, where)
         index = keys + signed_key(x, mantissa_bits, keys)
-        ones = where.astype(jnp.uint32)
-        histogram = jnp.zeros(2 * keys + 1, jnp.uint32).at[index].add(ones, mode="promise_in_bounds")
         is_min, is_max = where & (x == min_val), where & (x == max_val)
         return init()._replace(
-            histogram=count(histogram),
+            histogram=counting.tally(index, where, 2 * keys + 1),
             min_val=min_val,
             max_val=max_val,
             min_count=count(jnp.sum(is_min, dtype=jnp.uint32)),
@@ -144,7 +144,8 @@ def merge(a: LogHistogramState, b: LogHistogramState) -> LogHistogramState:
 
 
 def as_bins(state: LogHistogramState, bins_per_octave: int) -> tuple[jax.Array, jax.Array]:
-    """The edges and counts that a range rule reads: the octaves below the largest magnitude, the rest in one bin a side.
+    """The edges and counts that a range rule reads: the octaves below the largest magnitude, the rest in one bin a
+    side.
 
     The extremes and zero come as bins of zero width. All edges are inside the extremes.
     """

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jqobs.observer import factory
 from jqobs.qtypes import Grid
+from jqobs.range_rules._bins import mean_errors, thinned
 from jqobs.range_rules._rule import Range, RangeRule
 from jqobs.range_rules._search import Cost, search
 
@@ -22,26 +23,23 @@ def least_squares() -> RangeRule:
     """Minimizes the mean squared error of the grid that will be deployed.
 
     The default: within a percent of the best range there is, at any number of bits. It knows the number of codes, the
-    scheme, the rounding of the zero point and the widening to zero. The full range is always a candidate, and is left only
-    for a real gain, so the result is never worse than the extremes; data that the full grid holds exactly (images of 8
-    bits at 8 bits) keeps it.
+    scheme, the rounding of the zero point and the widening to zero. The full range is always a candidate, and is left
+    only for a real gain, so the result is never worse than the extremes; data that the full grid holds exactly (images
+    of 8 bits at 8 bits) keeps it.
 
     Returns:
       A rule for `range_rule=`.
 
     Example:
       >>> import jax, jqobs
-      >>> x = jax.random.normal(jax.random.key(0), (10_000,)).at[0].set(50.0)
+      >>> x = jax.random.normal(jax.random.key(0), (100_000,)).at[0].set(50.0)
       >>> observer = jqobs.log_histogram(qdtype=jqobs.quint4, range_rule=jqobs.least_squares())
       >>> scale, _ = observer.calculate_qparams(observer.update(observer.init(x), x))
       >>> bool(15 * scale < 8)
       True
 
     References:
-      The error of a value that is uniform between two edges is an integral of `(t - k s)^2` with the code `k` of `t`.
-      Inside one cell it is the mean of `a^2, a b, b^2` for the distances `a`, `b` of the edges from the code, which has
-      no cancellation and holds for a width of zero; over more cells it is a difference of
-      `G(t) = k s^3 / 12 + (t - k s)^3 / 3`.
+      Values of a bin are taken as uniform, those of a bin without width as a point: `_bins.mean_errors`.
     """
     return RangeRule(choose)
 
@@ -55,41 +53,28 @@ def choose(edges: jax.Array, counts: jax.Array, min_val: jax.Array, max_val: jax
     unit = jnp.maximum(jnp.maximum(-lo, hi), grid.eps)
     lo, hi, edges = lo / unit, hi / unit, edges / unit
     shares = counts / jnp.maximum(jnp.sum(counts), 1.0)
-    rough, cost = squared_error(*thinned(edges, shares), grid), squared_error(edges, shares, grid)
+    rough, cost = squared_error(*thinned(edges, shares, 8), grid), squared_error(edges, shares, grid)
     better, *found = search(rough, cost, lo, hi, grid, floor=grid.eps / unit, gain=LEAST_GAIN)
     left = better & ~holds_exactly(edges, counts, lo, hi, grid)
     return jnp.where(left, found[0] * unit, min_val), jnp.where(left, found[1] * unit, max_val)
 
 
 def squared_error(edges: jax.Array, shares: jax.Array, grid: Grid) -> Cost:
-    """The mean squared error of a grid, as a function of its step and its number of codes below zero."""
-    last = grid.levels - 1
-    width = edges[1:] - edges[:-1]
+    """The mean squared error of a grid, as a function of its number of codes below zero and of its step."""
 
     def cost(below: jax.Array, scale: jax.Array) -> jax.Array:
-        code = jnp.clip(jnp.round(edges / scale), -below, last - below)
-        error = edges - code * scale
-        a, b, crossed = error[:-1], error[1:], code[1:] - code[:-1]
-        inside = (a * a + a * b + b * b) / 3
-        across = (crossed * scale**3 / 12 + (b**3 - a**3) / 3) / jnp.where(width > 0, width, 1.0)
-        return jnp.sum(shares * jnp.where(crossed == 0, inside, across))
+        code = jnp.clip(jnp.round(edges / scale), -below, grid.levels - 1 - below)
+        return jnp.sum(shares * mean_errors(edges, code, edges - code * scale, scale))
 
     return cost
-
-
-def thinned(edges: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The same histogram with every eight bins made one."""
-    missing = -counts.size % 8
-    edges = jnp.concatenate([edges, jnp.broadcast_to(edges[-1], (missing,))])
-    return edges[::8], jnp.sum(jnp.pad(counts, (0, missing)).reshape(-1, 8), axis=1)
 
 
 def holds_exactly(edges: jax.Array, counts: jax.Array, lo: jax.Array, hi: jax.Array, grid: Grid) -> jax.Array:
     """Whether the values seem to lie on the codes of the full range, so that their error there is 0.
 
-    So it is if every bin that is not empty has a code in it, and if that would be a strange accident: a bin of width `w`
-    has a code in it with probability `w / s`. A histogram cannot tell more, and the cost, which takes the values of a
-    bin to be spread over it, would give an error of 0 away for a smaller step.
+    So it is if every bin that is not empty has a code in it, and if that would be a strange accident: a bin of width
+    `w` has a code in it with probability `w / s`. A histogram cannot tell more, and the cost, which takes the values of
+    a bin to be spread over it, would give an error of 0 away for a smaller step.
     """
     scale = (hi - lo) / (grid.levels - 1)
     if grid.is_symmetric:

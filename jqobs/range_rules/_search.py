@@ -52,7 +52,7 @@ def search(
         return jnp.clip(jnp.round(-lo / scale), 0, last), scale
 
     def best_of(cost: Cost, below: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        below, scale = below.ravel(), jnp.maximum(scale.ravel(), floor)
+        below, scale = below.ravel(), jnp.clip(scale.ravel(), floor, full_scale)  # Never wider than the values are.
         costs = jax.vmap(cost)(below, scale)
         best = jnp.argmin(jnp.where(jnp.isnan(costs), jnp.inf, costs))
         return costs[best], below[best], scale[best]
@@ -60,7 +60,7 @@ def search(
     full_below, full_scale = full()
     coarse = jnp.atleast_1d(full_below) if grid.is_symmetric else jnp.append(jnp.asarray(_spread(last)), full_below)
     fractions = 2.0 ** -(np.arange(0, FINEST * 4 + 1) / 4.0).astype(np.float32)
-    pairs = jnp.broadcast_arrays(coarse[:, None], unclipped(coarse)[:, None] * fractions)
+    pairs = jnp.broadcast_arrays(coarse[:, None], unclipped(coarse)[:, None] * fractions[None])
     best, below, scale = best_of(rough, *pairs)
     for judge, reach, octaves in zip((rough, cost, cost), *_refinements(last), strict=True):
         near = jnp.atleast_1d(below) if grid.is_symmetric else jnp.clip(below + reach, 0, last)

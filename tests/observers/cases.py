@@ -13,7 +13,7 @@ class Case:
     arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
     needs_data: bool = True
     unit_is_value: bool = True  # Not so where the result depends on how the data was cut into batches.
-    exact: bool = True  # Merging sums no floats.
+    equal_to: str = "a bit"  # What streams that saw the same are equal to: "a bit", "rounding" of a float sum, "a bin".
     linen: str | None = None  # The class of this name in jqobs.linen and jqobs.nnx.
 
     @property
@@ -23,14 +23,20 @@ class Case:
     def build(self, **more):
         return self.factory(**self.arguments, **more)
 
+    def build_full(self, **more):
+        """The same, keeping the full range where there is a rule to choose one."""
+        rule = {"range_rule": jqobs.percentile(100)} if "histogram" in self.factory.__name__ else {}
+        return self.factory(**self.arguments, **rule, **more)
+
 
 CASES = [
     Case(jqobs.min_max, linen="MinMaxObserver"),
     Case(jqobs.moving_average_min_max, unit_is_value=False, linen="MovingAverageMinMaxObserver"),
     Case(jqobs.moving_average_min_max, {"averaging_constant": 1}, unit_is_value=False),
-    Case(jqobs.mean_min_max, unit_is_value=False, exact=False),
+    Case(jqobs.mean_min_max, unit_is_value=False, equal_to="rounding"),
     Case(jqobs.log_histogram, linen="LogHistogramObserver"),
     Case(jqobs.log_histogram, {"bins_per_octave": 4}),
+    Case(jqobs.histogram, {"bins": 128}, equal_to="a bin", linen="HistogramObserver"),
     Case(jqobs.fixed_qparams, {"scale": 0.5, "zero_point": 3}, needs_data=False, linen="FixedQParamsObserver"),
     Case(jqobs.placeholder, needs_data=False, linen="PlaceholderObserver"),
     Case(jqobs.noop, needs_data=False, linen="NoopObserver"),

@@ -1,0 +1,145 @@
+"""A histogram with bins of equal width over the running range, as the reference framework keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jqobs import counting
+from jqobs.arithmetic import divide
+from jqobs.counting import Count, count
+from jqobs.lifting import lift
+from jqobs.observer import Observer, Statistic, factory
+from jqobs.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
+from jqobs.range_rules import Range, least_squares
+
+UPSAMPLE_RATE = 16
+"""Into how many parts an old bin is cut when the range grows; each part goes where its middle lies."""
+
+
+class HistogramState(NamedTuple):
+    """The state of `histogram`."""
+
+    histogram: Count  # [*groups, bins] values per bin, of equal width from min_val to max_val, both included
+    min_val: jax.Array  # [*groups] float32, +inf before any data
+    max_val: jax.Array  # [*groups] float32, -inf before any data
+    seen: Count  # [*groups] finite values folded in
+    nonfinite: Count  # [*groups] NaN and infinities ignored
+
+
+@factory
+def histogram(
+    *,
+    bins: int = 2048,
+    range_rule: Callable[..., Range] = least_squares(),
+    qscheme: QScheme = per_tensor_affine,
+    qdtype: QDtype = quint8,
+    ch_axis: int | None = None,
+    group_size: int | None = None,
+    eps: float | None = None,
+) -> Observer:
+    """Tracks a histogram with bins of equal width over the range seen so far.
+
+    For comparisons with other frameworks, with `range_rule=greedy_norm()`; `log_histogram` is the better one. When the
+    range grows, old bins are cut into 16 parts that move to the new bins by their middles. No value is lost, but it may
+    end up a bin away from its place, so **the result depends a little on the order of the batches, and a merge is right
+    to within a bin**; and one far outlier leaves all other values in few bins.
+
+    Args:
+      bins: The number of bins, 2 to 4096; memory is this much, whatever the values.
+      range_rule: Which range of the histogram is kept: `least_squares()`, `percentile(99.99)`, `entropy()`,
+        `greedy_norm()`, or a function of your own (see `jqobs.RangeRule`). No part of the state.
+      qscheme: The scheme of the grid; a per-channel one asks for a state per channel.
+      qdtype: The type of the codes.
+      ch_axis: The channel axis of the data; None leaves it to be bound later.
+      group_size: How many values of a channel share a scale; None for all.
+      eps: A floor under the scale; None for the grid's own.
+
+    Returns:
+      An observer with `HistogramState`, mergeable to within a bin.
+
+    Raises:
+      ValueError: Arguments of another type, or that contradict one another.
+
+    Example:
+      >>> import jax.numpy as jnp, jqobs
+      >>> observer = jqobs.histogram(bins=10)
+      >>> state = jqobs.calibrate(observer, [jnp.array([5.0, 5.0, 5.0, 5.0]), jnp.array([0.0, 10.0])])
+      >>> state.histogram
+      Count([1, 0, 0, 0, 0, 4, 0, 0, 0, 1])
+
+    References:
+      `torch.ao.quantization.observer.HistogramObserver`, whose fractional parts are whole numbers here.
+    """
+    if not isinstance(bins, int) or isinstance(bins, bool) or not 2 <= bins <= 4096:
+        raise ValueError(f"bins must be an integer from 2 to 4096; got {bins!r}")
+    if not callable(range_rule):
+        raise ValueError(f"range_rule must be a rule such as jqobs.least_squares(), or a function; got {range_rule!r}")
+
+    def init() -> HistogramState:
+        return HistogramState(
+            histogram=count(shape=(bins,)),
+            min_val=jnp.float32(jnp.inf),
+            max_val=jnp.float32(-jnp.inf),
+            seen=count(),
+            nonfinite=count(),
+        )
+
+    def summarize(x: jax.Array, where: jax.Array, state: HistogramState) -> HistogramState:
+        return init()._replace(histogram=counting.tally(bin_of(x, state.min_val, state.max_val, bins), where, bins))
+
+    def bounds(state: HistogramState, grid: Grid) -> Range:
+        up = np.linspace(0, 1, bins + 1, dtype=np.float32)
+        edges = state.min_val * up[::-1] + state.max_val * up
+        return range_rule(edges, counting.to_float(state.histogram), state.min_val, state.max_val, grid)
+
+    statistic = Statistic(
+        name="histogram",
+        init=init,
+        summarize=summarize,
+        reduce=fold,
+        fold=fold,
+        merge=merge,
+        bounds=bounds,
+        widen=widen,
+    )
+    return lift(statistic, qscheme=qscheme, qdtype=qdtype, ch_axis=ch_axis, group_size=group_size, eps=eps)
+
+
+def bin_of(x: jax.Array, min_val: jax.Array, max_val: jax.Array, bins: int) -> jax.Array:
+    """The bin of each value; what is outside goes to the nearest bin, and a range without width is all in the first."""
+    # Halves first: the width of float32's own range is infinite.
+    width = max_val / 2 - min_val / 2
+    density = jnp.minimum(divide(jnp.float32(bins) + 0 * width, width), jnp.finfo(jnp.float32).max)
+    place = jnp.where(width > 0, (x / 2 - min_val / 2) * density, 0.0)
+    return jnp.clip(jnp.floor(place), 0, bins - 1).astype(jnp.int32)
+
+
+def widen(state: HistogramState, min_val: jax.Array, max_val: jax.Array) -> HistogramState:
+    """The same values over a range that holds `min_val..max_val`, too."""
+    low, high = jnp.minimum(state.min_val, min_val), jnp.maximum(state.max_val, max_val)
+    bins = state.histogram.low.shape[-1]
+
+    def move(histogram: Count) -> Count:
+        up = ((np.arange(bins * UPSAMPLE_RATE) + 0.5) / (bins * UPSAMPLE_RATE)).astype(np.float32)
+        middles = state.min_val * (1 - up) + state.max_val * up
+        parts = jax.tree.map(jnp.ravel, counting.split(histogram, UPSAMPLE_RATE))
+        return counting.tally_counts(bin_of(middles, low, high, bins), parts, bins)
+
+    same = (low == state.min_val) & (high == state.max_val)
+    moved = jax.lax.cond(same, lambda histogram: histogram, move, state.histogram)
+    return state._replace(histogram=moved, min_val=low, max_val=high)
+
+
+def fold(state: HistogramState, batch: HistogramState) -> HistogramState:
+    """More values over the same range."""
+    return state._replace(histogram=counting.add(state.histogram, batch.histogram))
+
+
+def merge(a: HistogramState, b: HistogramState) -> HistogramState:
+    """The values of both, over the range of both."""
+    return fold(widen(a, b.min_val, b.max_val), widen(b, a.min_val, a.max_val))
