@@ -44,8 +44,10 @@ def divide(numerator: jax.Array, denominator: jax.typing.ArrayLike) -> jax.Array
     return numerator / hide(denominator, behind=numerator)
 
 
-def interpolate(start: jax.Array, stop: jax.Array, fraction: float) -> jax.Array:
+def interpolate(start: jax.Array, stop: jax.Array, fraction: jax.typing.ArrayLike) -> jax.Array:
     """Moves from `start` towards `stop` by `fraction`: `start + fraction * (stop - start)`, each step rounded.
+
+    Where float32 cannot hold the difference, both are scaled before they meet.
 
     Example:
       >>> import jax.numpy as jnp
@@ -53,7 +55,8 @@ def interpolate(start: jax.Array, stop: jax.Array, fraction: float) -> jax.Array
       >>> interpolate(jnp.float32(0.0), jnp.float32(-10.0), 0.25).item()
       -2.5
     """
-    return start + hide(fraction * (stop - start), behind=start)
+    near = start + hide(fraction * (stop - start), behind=start)
+    return jnp.where(jnp.isfinite(stop - start), near, start * (1 - fraction) + stop * fraction)
 
 
 def extremes(x: jax.Array, where: jax.Array) -> tuple[jax.Array, jax.Array]:

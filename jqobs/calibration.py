@@ -8,7 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jqobs.lifting import as_values
 from jqobs.observer import Observer, State
 
 
@@ -37,8 +39,10 @@ def calibrate(
       The state after the last batch.
 
     Raises:
-      ValueError: No batches (such as a generator that was used up before), or a function without a state.
-      Exception: Whatever a batch or its update raises, with the state so far as its attribute `state`.
+      ValueError: No batches (such as a generator that was used up before), a function without a state, or one that does
+        not return `(out, state)`.
+      Exception: Whatever a batch or its update raises, with the state so far as its attribute `state`. (Not if a
+        compiled step fails while it runs: it holds the state then.)
 
     Example:
       >>> import jax.numpy as jnp, jqobs
@@ -47,7 +51,7 @@ def calibrate(
       >>> state.min_val.item(), state.max_val.item()
       (-1.0, 3.0)
     """
-    advance, init = _parts(step)
+    init, advance = _parts(step)
     if state is None and init is None:
         raise ValueError(f"state must be given where step is a function: nothing says how to make one for {step!r}")
     # The first donation must not take the caller's buffers.
@@ -58,45 +62,61 @@ def calibrate(
             arguments = batch if isinstance(batch, tuple) and not hasattr(batch, "_fields") else (batch,)
             if state is None:
                 state = init(*arguments)
-            state = _advance(advance, state, arguments)
+            if state is not None:
+                state = advance(state, *arguments)
             done += 1
     except BaseException as error:
-        if done:
-            error.state = state  # pyright: ignore[reportAttributeAccessIssue]
-            error.add_note(f"calibrate: the {done} batches before are not lost; their state is `error.state`")
+        _keep(error, state, done)
         raise
-    if not done:
+    if state is None or not done:
         raise ValueError(
-            f"batches must hold at least one batch; got none from {batches!r}. Was a generator used up before?"
+            f"batches must hold at least one batch with data; got {done} batches from {batches!r}. "
+            "Was a generator used up before?"
         )
     return state
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def _advance(advance: Callable[..., State], state: State, arguments: tuple[Any, ...]) -> State:
-    return advance(state, *arguments)
-
-
-def _parts(step: Any) -> tuple[Callable[..., State], Any]:
-    """How to advance a state by a batch, and how to make the first, where that is known."""
+def _parts(step: Any) -> tuple[Any, Callable[..., State]]:
+    """How to make the first state, where that is known, and how to advance one by a batch, compiled."""
     if isinstance(step, Observer):
-        return _observer_step(step), lambda x, mask=None: step.init(x)
+        # An empty batch says nothing, not even how many channels there are.
+        first = lambda x, mask=None: step.init(x) if np.size(x) else None  # noqa: E731
+        return first, lambda state, x, mask=None: _update(step, state, as_values(x), mask)
     if hasattr(step, "update") and hasattr(step, "init"):
-        return _second_result(step.update), step.init
+        return getattr(step, "init"), _compiled(getattr(step, "update"))  # noqa: B009 (nothing says of what type it is)
     if callable(step):
-        return _second_result(step), None
+        return None, _compiled(step)
     raise ValueError(f"step must be an Observer, a calibration or a function; got {step!r}")
 
 
-# Cached, so that a second calibration with the same step does not compile again.
-@functools.lru_cache(maxsize=64)
-def _observer_step(observer: Observer) -> Callable[..., State]:
-    return lambda state, x, mask=None: observer.update(state, x, mask=mask)
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _update(observer: Observer, state: State, x: jax.Array, mask: Any) -> State:
+    return observer.update(state, x, mask=mask)
 
 
-@functools.lru_cache(maxsize=64)
-def _second_result(step: Callable[..., tuple[Any, State]]) -> Callable[..., State]:
-    return lambda state, *arguments: step(state, *arguments)[1]
+def _compiled(step: Callable[..., tuple[Any, State]]) -> Callable[..., State]:
+    """Compiled anew for every calibration: what a function closes over may have changed since the last."""
+
+    def advance(state: State, *arguments: Any) -> State:
+        result = step(state, *arguments)
+        pair = isinstance(result, tuple) and len(result) == 2 and not hasattr(result, "_fields")
+        if not pair or jax.tree.structure(result[1]) != jax.tree.structure(state):
+            raise ValueError(
+                f"step must return (out, state), with a state like the one it was given, "
+                f"{jax.tree.structure(state)}; it returned {jax.tree.structure(result)}"
+            )
+        return result[1]
+
+    return jax.jit(advance, donate_argnums=0)
+
+
+def _keep(error: BaseException, state: State, done: int) -> None:
+    """Hands what was collected over with the error."""
+    if not done or any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
+        error.add_note(f"calibrate: failed in batch {done + 1}, while it held the state")
+        return
+    error.state = state  # pyright: ignore[reportAttributeAccessIssue]
+    error.add_note(f"calibrate: the {done} batches before are not lost; their state is `error.state`")
 
 
 def _shown(batches: Iterable[Any], progress: bool) -> Iterator[Any]:

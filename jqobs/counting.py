@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -115,6 +116,22 @@ def only_where(flag: jax.Array, a: Count) -> Count:
       Count([3, 0])
     """
     return jax.tree.map(lambda word: jnp.where(flag, word, jnp.zeros_like(word)), a)
+
+
+def count_true(flags: jax.Array, axes: tuple[int, ...]) -> Count:
+    """How many of the flags along some axes are set, exact past 2**32.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jqobs.counting import count_true
+      >>> count_true(jnp.array([[True, False], [True, True]]), (1,))
+      Count([1, 2])
+    """
+    if math.prod(flags.shape[axis] for axis in axes) < 2**32:
+        return count(jnp.sum(flags, axes, dtype=jnp.uint32))
+    rows = jnp.sum(flags, axes[-1], dtype=jnp.uint32)  # And their sum in two digits, for up to 2**16 rows.
+    low, high = (jnp.sum(digit, axes[:-1], dtype=jnp.uint32) for digit in (rows & 0xFFFF, rows >> 16))
+    return add(count(low), Count(low=high << 16, high=high >> 16))
 
 
 def tally(index: jax.Array, where: jax.Array, size: int) -> Count:

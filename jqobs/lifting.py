@@ -18,7 +18,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jqobs.arithmetic import extremes
-from jqobs.counting import add, count, is_positive
+from jqobs.counting import add, count_true, is_positive
 from jqobs.granularity import Granularity
 from jqobs.observer import NotCalibratedError, Observer, Recipe, State, Statistic, is_calibrated
 from jqobs.qparams import QParams, map_range
@@ -83,16 +83,19 @@ class _Lifted:
     granularity: Granularity
 
     def init(self, x: Any) -> State:
-        x = x if hasattr(x, "shape") and hasattr(x, "dtype") else jnp.asarray(x)
+        x = x if hasattr(x, "shape") and hasattr(x, "dtype") else np.asarray(x)
         _check_real(x.dtype)
         shape = self.granularity.shape_for(x.shape)
-        # A copy of each leaf, even of equal ones: leaves that share a buffer cannot be donated.
-        return jax.tree.map(
-            lambda leaf: jnp.array(jnp.broadcast_to(leaf, shape + leaf.shape), copy=True), self.statistic.init()
-        )
+
+        def own(leaf: jax.Array) -> jax.Array:
+            # A copy of each leaf, even of equal ones: leaves that share a buffer cannot be donated. With a dtype: a
+            # weakly typed leaf would compile the second step again.
+            return jnp.array(jnp.broadcast_to(leaf, shape + leaf.shape), leaf.dtype, copy=True)
+
+        return jax.tree.map(own, self.statistic.init())
 
     def update(self, state: State, x: Any, *, mask: Any = None, axis_name: Hashable | None = None) -> State:
-        x = jnp.asarray(x)
+        x = as_values(x)
         if not x.size:
             return state
         _check_real(x.dtype)
@@ -115,8 +118,7 @@ class _Lifted:
         name, how = self.statistic.name, self.granularity
         if state is None:
             raise NotCalibratedError(f"{name} has no state: it was never shown any data")
-        stack = len(self.shape_of(state)) - how.rank
-        if stack < 0:
+        if len(self.shape_of(state)) < how.rank:
             raise ValueError(
                 f"{name}: the state is for {_in_words(self.shape_of(state))}; {how.qscheme!r} with "
                 f"group_size={how.group_size} reads states of rank {how.rank}"
@@ -125,15 +127,26 @@ class _Lifted:
             # On the host the state has no mesh left in its type, so that one program serves all: equal bits anywhere.
             state = jax.device_get(state)
             _report_unseen(name, np.asarray(state.seen) > 0)
-        scale, zero_point = self.read(state, stack)
+        scale, zero_point = self.read(state)
         return QParams(scale, zero_point, self.grid.qdtype, self.grid.qscheme, how.ch_axis, how.group_size)
 
+    @functools.cached_property
+    def empty(self) -> State:
+        """The shapes and dtypes of a state of one group."""
+        return jax.eval_shape(self.statistic.init)  # Abstract: building an observer must not start a backend.
+
     def shape_of(self, state: State) -> tuple[int, ...]:
-        empty = jax.eval_shape(self.statistic.init)
-        if jax.tree.structure(state) != jax.tree.structure(empty):
-            expected = type(empty).__name__
+        if jax.tree.structure(state) != jax.tree.structure(self.empty):
+            expected = type(self.empty).__name__
             raise ValueError(f"{self.statistic.name}: state must be a {expected}; got a {type(state).__name__}")
-        return state.seen.shape
+        shape = state.seen.shape
+        for (path, leaf), own in zip(jax.tree.leaves_with_path(state), jax.tree.leaves(self.empty), strict=True):
+            if leaf.shape != shape + own.shape:
+                raise ValueError(
+                    f"{self.statistic.name}: {jax.tree_util.keystr(path)[1:]} of the state must have shape "
+                    f"{shape + own.shape}, that of `seen` and then its own; got {leaf.shape}"
+                )
+        return shape
 
     @functools.partial(jax.jit, static_argnums=(0, 4))
     def fold(self, state: State, x: jax.Array, mask: jax.Array | None, axis_name: Hashable | None) -> State:
@@ -149,9 +162,9 @@ class _Lifted:
         def summarize(x: jax.Array, where: jax.Array, ignored: jax.Array) -> Any:
             x, where, ignored = (how.split(each) for each in (x, where, ignored))
             members = tuple(range(how.rank, x.ndim))
-            seen, nonfinite = (jnp.sum(each, members, dtype=jnp.uint32) for each in (where, ignored))
+            seen, nonfinite = (count_true(each, members) for each in (where, ignored))
             summary = how.vmap(statistic.summarize)(x, where, ready)
-            return summary._replace(seen=count(seen), nonfinite=count(nonfinite))
+            return summary._replace(seen=seen, nonfinite=nonfinite)
 
         def whole(function: Callable[..., Any], combine: Callable[[Any, Any], Any]) -> Any:
             result = over_pieces(function, combine, x, mask, splits=how.rank > 0)
@@ -172,11 +185,9 @@ class _Lifted:
         assert self.statistic.merge is not None
         return self.joining(self.statistic.merge)(a, b)
 
-    @functools.partial(jax.jit, static_argnums=(0, 2))
-    def read(self, state: State, stack: int) -> tuple[jax.Array, jax.Array]:
-        """Scale and zero point of a state with `stack` axes in front of those of its groups, from a scan over
-        layers.
-        """
+    @functools.partial(jax.jit, static_argnums=0)
+    def read(self, state: State) -> tuple[jax.Array, jax.Array]:
+        """Scale and zero point; axes in front of those of the groups are layers stacked by a scan, and no matter."""
 
         def bounds(state: State) -> tuple[jax.Array, jax.Array]:
             return self.statistic.bounds(state, self.grid)
@@ -189,8 +200,7 @@ class _Lifted:
         # Unseen groups keep sentinels: 0..0 gives them the scale eps. A sum that overflowed still names a finite range.
         min_val, max_val = (jnp.where(seen, jnp.clip(end, -_LARGEST, _LARGEST), 0.0) for end in ends)
         scale, zero_point = map_range(min_val, max_val, self.grid)
-        some = jnp.any(seen, axis=tuple(range(stack, seen.ndim)), keepdims=True)
-        return jnp.where(some, scale, 1.0), jnp.where(some, zero_point, 0)
+        return jnp.where(jnp.any(seen), scale, 1.0), jnp.where(jnp.any(seen), zero_point, 0)
 
     def joining(self, combine: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """The statistic's `reduce`, `fold` or `merge`, over all groups, with the counters added."""
@@ -222,7 +232,7 @@ def over_pieces(
         finite = jnp.isfinite(x)
         return function(x, *((finite, ~finite) if mask is None else (finite & mask, ~finite & mask)))
 
-    if splits or x.size < 2 * PIECE or not jax.typeof(x).sharding.mesh.empty:
+    if splits or not 2 * PIECE <= x.size < 2**31 or not jax.typeof(x).sharding.mesh.empty:
         return prepared(x, mask)
     flat, size = x.reshape(-1), x.size
     kept = None if mask is None else jnp.broadcast_to(mask, x.shape).reshape(-1)
@@ -242,11 +252,19 @@ def reduce_across(combine: Callable[[Any, Any], Any], part: Any, axis_name: Hash
 
     Parts are gathered and folded in a tree, so that any exact `combine` is exact here, without a collective of its own.
     """
-    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
-    # Inside shard_map the type has to say that all devices hold the same; an axis of vmap has no such type.
-    manual = set(names) <= set(jax.sharding.get_abstract_mesh().manual_axes)
-    gather = functools.partial(jax.lax.all_gather, axis_name=axis_name, to="invarying" if manual else "varying")
-    return reduce_leading(combine, jax.tree.map(gather, part))
+
+    def varying(leaf: jax.Array) -> frozenset[Hashable]:
+        return jax.typeof(leaf).manual_axis_type.varying
+
+    for name in axis_name if isinstance(axis_name, tuple) else (axis_name,):
+        # Inside a shard_map that checks, types tell along which axes a value varies, and the result has to say that it
+        # does not. What does not vary to begin with is one batch that all devices hold, and not one for each.
+        checked = name in varying(jax.lax.axis_index(name))
+        if not checked or any(name in varying(leaf) for leaf in jax.tree.leaves(part)):
+            to = "invarying" if checked else "varying"
+            gather = functools.partial(jax.lax.all_gather, axis_name=name, to=to)
+            part = reduce_leading(combine, jax.tree.map(gather, part))
+    return part
 
 
 def reduce_leading(combine: Callable[[Any, Any], Any], stacked: Any) -> Any:
@@ -269,20 +287,37 @@ def _outer(a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]) -> tu
     return jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1])
 
 
+def as_values(x: Any) -> Any:
+    """An array of JAX, or of NumPy in float32: without x64, JAX would wrap 64-bit integers round instead of rounding.
+
+    Example:
+      >>> from jqobs.lifting import as_values
+      >>> as_values([2**40]).tolist()
+      [1099511627776.0]
+    """
+    if isinstance(x, jax.Array):
+        return x
+    x = np.asarray(x)
+    if x.dtype.kind in "iuf" and x.dtype.itemsize == 8:
+        with np.errstate(over="ignore"):  # Finiteness is judged after the cast.
+            x = x.astype(np.float32)
+    return x
+
+
 def _check_real(dtype: Any) -> None:
     if not (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer) or dtype == jnp.bool_):
         raise ValueError(f"x must hold real numbers; got {dtype}")
 
 
 def _checked_mask(mask: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    if not (jnp.issubdtype(mask.dtype, jnp.integer) or mask.dtype == jnp.bool_):
-        raise ValueError(f"mask must be boolean (or 0 and 1); got {mask.dtype}")
     fits = len(mask.shape) == len(shape) and all(m in (1, n) for m, n in zip(mask.shape, shape, strict=True))
     if not fits:
         raise ValueError(
             f"mask must have the rank of x, each axis of its size or of size 1; got mask {mask.shape} for x {shape}. "
             "Add the missing axes where they belong: mask[..., None] for (batch, time) on (batch, time, features)"
         )
+    if not (jnp.issubdtype(mask.dtype, jnp.integer) or mask.dtype == jnp.bool_):
+        raise ValueError(f"mask must be boolean (or 0 and 1); got {mask.dtype}")
     return mask.astype(jnp.bool_)
 
 

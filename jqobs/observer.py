@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import jax
@@ -93,6 +93,10 @@ class Observer(NamedTuple):
         """The same observer with some arguments of its factory changed."""
         return self.recipe.with_args(**changes)()
 
+    def __reduce__(self) -> Any:
+        # A copy or a pickle is built again by the recipe, and so is the same object in the same process.
+        return Recipe.__call__, (self.recipe,)
+
     def __repr__(self) -> str:
         return repr(self.recipe)
 
@@ -167,8 +171,10 @@ class Recipe:
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of an argument: as given, or as the factory has it; `default` if the factory does not take it."""
-        taken = inspect.signature(self.factory).parameters
-        return dict(self.arguments).get(name, taken[name].default if name in taken else default)
+        parameter = inspect.signature(self.factory).parameters.get(name)
+        if parameter is not None and parameter.default is not parameter.empty:
+            default = parameter.default
+        return dict(self.arguments).get(name, default)
 
     def __repr__(self) -> str:
         return f"{self.factory.__name__}({', '.join(f'{name}={value!r}' for name, value in self.arguments)})"
@@ -249,6 +255,22 @@ class NoState(NamedTuple):
     """The state of an observer that remembers nothing."""
 
 
+def check_observer(observer: Any) -> None:
+    """Raises ValueError for what is not an observer, such as a factory that was not called.
+
+    Example:
+      >>> import jqobs
+      >>> from jqobs.observer import check_observer
+      >>> check_observer(jqobs.min_max)
+      Traceback (most recent call last):
+      ValueError: observer must be an Observer, such as jqobs.min_max(); got the function min_max: call it
+    """
+    if not isinstance(observer, Observer):
+        name = getattr(observer, "__name__", None)
+        got = f"the function {name}: call it" if name and callable(observer) else repr(observer)
+        raise ValueError(f"observer must be an Observer, such as jqobs.min_max(); got {got}")
+
+
 def is_calibrated(state: Any) -> Any:
     """Whether each scale that would be read off a state rests on data; usable under a trace, where nothing can be
     raised.
@@ -259,12 +281,17 @@ def is_calibrated(state: Any) -> Any:
     Returns:
       Booleans of the shape of the scale; for a dict a dict. A state without counters needs no data, and is calibrated.
 
+    Raises:
+      ValueError: Something else.
+
     Example:
       >>> import jax.numpy as jnp, jqobs
       >>> observer = jqobs.min_max()
       >>> bool(jqobs.is_calibrated(observer.init(jnp.zeros(3))))
       False
     """
-    if isinstance(state, dict):
+    if isinstance(state, Mapping):
         return {name: is_calibrated(each) for name, each in state.items()}
+    if not hasattr(state, "_fields"):
+        raise ValueError(f"state must be the state of an observer, or a dict of them; got {state!r}")
     return is_positive(state.seen) if hasattr(state, "seen") else jnp.asarray(True)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jqobs.arithmetic import divide
+from jqobs.arithmetic import divide, hide
 from jqobs.qparams import QParams
 
 
@@ -59,7 +59,7 @@ def dequantize(codes: jax.Array, qparams: QParams) -> jax.Array:
     """
     codes = jnp.asarray(codes)
     scale, zero_point = qparams.spread(codes.shape)
-    return (codes.astype(jnp.float32) - zero_point) * scale
+    return _real(codes.astype(jnp.float32), scale, zero_point)
 
 
 @jax.jit
@@ -101,8 +101,10 @@ def fake_quantize(x: jax.Array, qparams: QParams) -> jax.Array:
 def _straight_through(x: jax.Array, qparams: QParams) -> jax.Array:
     code, zero_point = _unclipped_code(x, qparams)
     scale, _ = qparams.spread(x.shape)
-    on_grid = (jnp.clip(code, qparams.qdtype.quant_min, qparams.qdtype.quant_max) - zero_point) * scale
-    return on_grid.astype(x.dtype)
+    on_grid = _real(jnp.clip(code, qparams.qdtype.quant_min, qparams.qdtype.quant_max), scale, zero_point)
+    # The last code may lie beyond the largest value of a half type: a cast would make an infinity of it.
+    largest = float(jnp.finfo(x.dtype).max)
+    return jnp.clip(on_grid, -largest, largest).astype(x.dtype)
 
 
 @_straight_through.defjvp
@@ -111,6 +113,12 @@ def _straight_through_jvp(primals: tuple[jax.Array, QParams], tangents: tuple[An
     code, _ = _unclipped_code(x, qparams)
     inside = (code >= qparams.qdtype.quant_min) & (code <= qparams.qdtype.quant_max)
     return _straight_through(x, qparams), jnp.where(inside, tangents[0], jnp.zeros_like(tangents[0]))
+
+
+def _real(code: jax.Array, scale: jax.Array, zero_point: jax.Array) -> jax.Array:
+    largest = float(jnp.finfo(jnp.float32).max)
+    real = jnp.clip((code - zero_point) * scale, -largest, largest)
+    return hide(real, behind=code)  # Or it would be contracted with what the caller adds to it.
 
 
 def _unclipped_code(x: jax.Array, qparams: QParams) -> tuple[jax.Array, jax.Array]:

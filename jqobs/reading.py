@@ -37,7 +37,7 @@ def calculate_site_qparams(sites: Mapping[str, tuple[Observer, State]]) -> dict[
             unseen.append(name)
         except NoQParamsError:
             continue
-    named = ", ".join(unseen)
+    named = ", ".join(name or "the model itself" for name in unseen)
     if unseen and not qparams:
         raise NotCalibratedError(f"none of the observers has seen data: {named}")
     if unseen:

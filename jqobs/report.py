@@ -55,8 +55,8 @@ def _flatten(states: Any) -> dict[str, Any]:
     path.
     """
     leaves = jax.tree_util.tree_leaves_with_path(states, is_leaf=lambda node: hasattr(node, "_fields"))
-    keys = [("/".join(str(getattr(key, "key", key)) for key in path), state) for path, state in leaves]
-    return {path.removesuffix("state").rstrip("/"): state for path, state in keys}
+    names = [([str(getattr(key, "key", key)) for key in path], state) for path, state in leaves]
+    return {"/".join(path[:-1] if path[-1:] == ["state"] else path): state for path, state in names}
 
 
 def _number(values: Any, choose: Any) -> str:

@@ -38,9 +38,50 @@ def test_it_continues_and_leaves_the_given_state_alone():
 def test_it_compiles_once(traces):
     update = traces(jqobs.min_max().update)
     step = lambda state, x: (None, update(state, x))  # noqa: E731
-    state = jqobs.calibrate(step, BATCHES, state=jqobs.min_max().init(BATCHES[0]))
-    jqobs.calibrate(step, BATCHES, state=state)
+    jqobs.calibrate(step, BATCHES, state=jqobs.min_max().init(BATCHES[0]))
     assert update.count == 1
+
+
+def test_it_sees_what_a_function_closes_over():
+    scale = [1.0]
+    step = lambda state, x: (None, jqobs.min_max().update(state, x * scale[0]))  # noqa: E731
+    empty = jqobs.min_max().init(BATCHES[0])
+    assert jqobs.calibrate(step, BATCHES[:1], state=empty).max_val == 5
+    scale[0] = 100.0
+    assert jqobs.calibrate(step, BATCHES[:1], state=empty).max_val == 500
+
+
+def test_a_step_has_to_return_a_pair():
+    for wrong in (lambda state, x: jqobs.min_max().update(state, x), lambda state, x: (state, x)):
+        with pytest.raises(ValueError, match=r"step must return \(out, state\)"):
+            jqobs.calibrate(wrong, BATCHES, state=jqobs.min_max().init(BATCHES[0]))
+
+
+def test_empty_batches_say_nothing():
+    observer = jqobs.min_max(qscheme=jqobs.per_channel_affine, ch_axis=1)
+    empty = jnp.zeros((2, 0))
+    assert same(jqobs.calibrate(observer, [empty, *BATCHES, empty]), loop(observer, BATCHES))
+    with pytest.raises(ValueError, match="at least one batch with data"):
+        jqobs.calibrate(observer, [empty, empty])
+
+
+def test_integers_of_64_bits_are_rounded_and_not_wrapped():
+    state = jqobs.calibrate(jqobs.min_max(), [np.array([2**40, -(2**33)])])
+    assert (state.min_val, state.max_val) == (-(2.0**33), 2.0**40)
+
+
+def test_a_step_that_fails_while_it_runs_says_so():
+    def boom(x):
+        if x[0, 0] == 14:
+            raise OSError("lost")
+        return x
+
+    def step(state, x):
+        return None, jqobs.min_max().update(state, jax.pure_callback(boom, jax.ShapeDtypeStruct(x.shape, x.dtype), x))
+
+    with pytest.raises(Exception, match="lost") as caught:
+        jax.block_until_ready(jqobs.calibrate(step, BATCHES, state=jqobs.min_max().init(BATCHES[0])))
+    assert not hasattr(caught.value, "state") or not caught.value.state.min_val.is_deleted()
 
 
 def test_a_step_is_a_function_or_a_calibration():
@@ -80,7 +121,7 @@ def test_no_batches():
     observer, used = jqobs.min_max(), iter(BATCHES)
     state = jqobs.calibrate(observer, used)
     for given in (None, state):
-        with pytest.raises(ValueError, match=r"at least one batch.*used up"):
+        with pytest.raises(ValueError, match=r"at least one batch.*0 batches.*used up"):
             jqobs.calibrate(observer, used, state=given)
 
 

@@ -5,7 +5,7 @@ import jqobs
 
 def test_it_names_who_met_nan_and_who_saw_nothing():
     observer = jqobs.min_max()
-    channels = jqobs.log_histogram(qscheme=jqobs.per_channel_affine, ch_axis=0)
+    channels = jqobs.histogram(range_rule=jqobs.percentile(100), qscheme=jqobs.per_channel_affine, ch_axis=0)
     x = jnp.array([[1, 2], [-3, jnp.nan]], jnp.float32)
     states = {
         "block": {"conv": {"state": channels.update(channels.init(x), x)}, "idle": {"state": observer.init(x)}},

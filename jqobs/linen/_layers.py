@@ -7,10 +7,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
+import jax.numpy as jnp
 from flax import linen as nn
 
 from jqobs import observers
-from jqobs.observer import Observer, Recipe
+from jqobs.observer import Observer, Recipe, check_observer
 from jqobs.qparams import QParams
 from jqobs.qtypes import (
     QDtype,
@@ -35,7 +36,7 @@ class ObservingLayer(nn.Module):
     @nn.compact
     def __call__(self, x: T, mask: Any = None) -> T:
         """Returns `x` itself; `mask` (of its rank) is false where a value is to be left out of the statistic."""
-        if self.is_mutable_collection("observers"):
+        if self.is_mutable_collection("observers") and jnp.size(x):  # pyright: ignore[reportArgumentType]
             state = self.variable("observers", "state", self.observer.init, x)
             if not self.is_initializing():
                 state.value = self.observer.update(state.value, x, mask=mask)
@@ -64,6 +65,10 @@ class Observe(ObservingLayer):
     """
 
     observer: Observer
+
+    def __post_init__(self) -> None:
+        check_observer(self.observer)
+        super().__post_init__()
 
 
 class ObserverBase(ObservingLayer):

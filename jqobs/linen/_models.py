@@ -90,11 +90,17 @@ def find_observers(
             found[context.module.path] = context.module.observer
         return call(*args, **kwargs)
 
-    def trace(variables: Any, *args: Any) -> Any:
+    # Only arrays are made abstract: a flag or a name may decide what the model does.
+    leaves, structure = jax.tree.flatten((variables, args, kwargs))
+    arrays = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
+
+    def trace(values: list[Any]) -> Any:
+        filled = dict(zip(arrays, values, strict=True))
+        variables, args, kwargs = structure.unflatten(filled.get(i, leaf) for i, leaf in enumerate(leaves))
         with nn.intercept_methods(note):
             return model.apply(variables, *args, **kwargs, mutable=True)[0]
 
-    jax.eval_shape(trace, variables, *args)
+    jax.eval_shape(trace, [leaves[i] for i in arrays])
     return {"/".join(path): (observer, _state_at(variables, path)) for path, observer in found.items()}
 
 

@@ -9,10 +9,11 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jqobs import observers
-from jqobs.observer import NotCalibratedError, Observer, Recipe
+from jqobs.observer import NotCalibratedError, Observer, Recipe, check_observer
 from jqobs.qparams import QParams
 from jqobs.qtypes import (
     QDtype,
@@ -58,16 +59,20 @@ class ObservingModule(nnx.Module):
     def record(self, x: Any, mask: Any = None) -> None:
         """Folds a batch into the statistic."""
         if self.state is None:
+            if not np.size(x):
+                return  # It does not say how many channels there are.
             self.state = ObserverState(self.observer.init(x))
         self.state.set_value(self.observer.update(self.state.get_value(), x, mask=mask))
 
     def reset(self) -> None:
         """Back to nothing seen, as a fresh module."""
-        qscheme = self.observer.recipe.get("qscheme")
-        if self._shape is None and qscheme is not None and qscheme.is_per_channel:
-            self.state = None  # The first batch tells how many channels there are.
-        else:
-            self.state = ObserverState(self.observer.init(jax.ShapeDtypeStruct(self._shape or (), jnp.float32)))
+        observer, example = self.observer, jax.ShapeDtypeStruct(self._shape or (), jnp.float32)
+        try:
+            self.state = ObserverState(observer.init(example))
+        except ValueError:
+            if self._shape is not None:
+                raise
+            self.state = None  # There are channels, and the first batch tells how many.
 
     def calculate_qparams(self) -> QParams:
         """The grid for what was seen."""
@@ -123,6 +128,7 @@ class Observe(ObservingModule):
 
     def __init__(self, observer: Observer, *, shape: tuple[int, ...] | None = None, rngs: Any = None):
         del rngs
+        check_observer(observer)
         self.observer = observer
         self._begin(shape)
 
@@ -156,6 +162,7 @@ class ObserverBase(ObservingModule):
         del rngs
         if isinstance(self.qscheme, QScheme) and not self.qscheme.is_per_channel:
             self.ch_axis = None
+        self.observing = False
         if self.factory is not None:
             self._begin(self.shape)
 

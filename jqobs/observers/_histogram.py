@@ -75,7 +75,7 @@ def histogram(
     References:
       `torch.ao.quantization.observer.HistogramObserver`, whose fractional parts are whole numbers here.
     """
-    if not isinstance(bins, int) or isinstance(bins, bool) or not 2 <= bins <= 4096:
+    if isinstance(bins, bool) or bins not in range(2, 4097):
         raise ValueError(f"bins must be an integer from 2 to 4096; got {bins!r}")
     if not callable(range_rule):
         raise ValueError(f"range_rule must be a rule such as jqobs.least_squares(), or a function; got {range_rule!r}")

@@ -76,8 +76,9 @@ def log_histogram(
       >>> [int(n) for n in state.histogram.low if n], int(state.seen)
       ([1, 2, 1], 4)
     """
-    if not isinstance(bins_per_octave, int) or bins_per_octave.bit_count() != 1 or bins_per_octave > 1024:
-        raise ValueError(f"bins_per_octave must be a power of two, at most 1024; got {bins_per_octave!r}")
+    if isinstance(bins_per_octave, bool) or bins_per_octave not in [2**bits for bits in range(1, 11)]:
+        raise ValueError(f"bins_per_octave must be a power of two, 2 to 1024; got {bins_per_octave!r}")
+    bins_per_octave = int(bins_per_octave)
     if not callable(range_rule):
         raise ValueError(f"range_rule must be a rule such as jqobs.least_squares(), or a function; got {range_rule!r}")
     mantissa_bits = bins_per_octave.bit_length() - 1

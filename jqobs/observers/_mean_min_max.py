@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jqobs import counting
+from jqobs.arithmetic import hide, interpolate
 from jqobs.counting import Count, count
 from jqobs.lifting import lift
 from jqobs.observer import Observer, Statistic, factory
@@ -19,21 +20,11 @@ from jqobs.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
 class MeanMinMaxState(NamedTuple):
     """The state of `mean_min_max`."""
 
-    sum_of_min: jax.Array  # [*groups] float32, the sum of the minima of the batches
-    sum_of_max: jax.Array  # [*groups] float32, the sum of the maxima of the batches
+    min_val: jax.Array  # [*groups] float32, the mean of the minima of the batches; +inf before any data
+    max_val: jax.Array  # [*groups] float32, the mean of the maxima of the batches; -inf before any data
     batches: Count  # [*groups] batches with data
     seen: Count  # [*groups] finite values folded in
     nonfinite: Count  # [*groups] NaN and infinities ignored
-
-    @property
-    def min_val(self) -> jax.Array:
-        """The mean of the minima; NaN before any data."""
-        return self.sum_of_min / counting.to_float(self.batches)
-
-    @property
-    def max_val(self) -> jax.Array:
-        """The mean of the maxima; NaN before any data."""
-        return self.sum_of_max / counting.to_float(self.batches)
 
 
 @factory
@@ -81,23 +72,36 @@ def mean_min_max(
 
 def init() -> MeanMinMaxState:
     """Nothing seen."""
-    return MeanMinMaxState(
-        sum_of_min=jnp.float32(0), sum_of_max=jnp.float32(0), batches=count(), seen=count(), nonfinite=count()
-    )
+    return MeanMinMaxState(*_min_max.init()[:2], batches=count(), seen=count(), nonfinite=count())
 
 
 def fold(state: MeanMinMaxState, batch: MinMaxState) -> MeanMinMaxState:
-    """One batch more."""
-    return merge(state, init()._replace(sum_of_min=batch.min_val, sum_of_max=batch.max_val, batches=count(1)))
+    """One batch more, in a form that neither overflows nor loses small batches beside a large sum."""
+    batches = counting.add(state.batches, count(1))
+    share = 1 / counting.to_float(batches)
+    first = ~counting.is_positive(state.batches)
+
+    def mean(old: jax.Array, new: jax.Array) -> jax.Array:
+        return jnp.where(first, new, interpolate(old, new, share))
+
+    min_val, max_val = mean(state.min_val, batch.min_val), mean(state.max_val, batch.max_val)
+    return state._replace(min_val=min_val, max_val=max_val, batches=batches)
 
 
 def merge(a: MeanMinMaxState, b: MeanMinMaxState) -> MeanMinMaxState:
-    """The batches of both."""
-    return a._replace(
-        sum_of_min=a.sum_of_min + b.sum_of_min,
-        sum_of_max=a.sum_of_max + b.sum_of_max,
-        batches=counting.add(a.batches, b.batches),
-    )
+    """The means over the batches of both."""
+    batches = counting.add(a.batches, b.batches)
+    all_batches = counting.to_float(batches)
+
+    def share(state: MeanMinMaxState, mean: jax.Array) -> jax.Array:
+        part = counting.to_float(state.batches) / all_batches
+        # Hidden, so that the two products are rounded alike and the order does not matter.
+        return jnp.where(counting.is_positive(state.batches), hide(mean * part, behind=part), 0.0)
+
+    def mean(of_a: jax.Array, of_b: jax.Array) -> jax.Array:
+        return jnp.where(counting.is_positive(batches), share(a, of_a) + share(b, of_b), of_a)
+
+    return a._replace(min_val=mean(a.min_val, b.min_val), max_val=mean(a.max_val, b.max_val), batches=batches)
 
 
 def bounds(state: MeanMinMaxState, grid: Grid) -> tuple[jax.Array, jax.Array]:

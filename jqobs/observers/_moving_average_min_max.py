@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import NamedTuple
 
 import jax
@@ -68,7 +69,7 @@ def moving_average_min_max(
     References:
       Jacob et al. (2018), section 3.1; `torch.ao.quantization.observer.MovingAverageMinMaxObserver`.
     """
-    if not isinstance(averaging_constant, int | float) or not 0 < averaging_constant <= 1:
+    if not isinstance(averaging_constant, numbers.Real) or not 0 < averaging_constant <= 1:
         raise ValueError(f"averaging_constant must be above 0 and at most 1; got {averaging_constant!r}")
 
     def fold(state: MovingAverageMinMaxState, batch: MinMaxState) -> MovingAverageMinMaxState:

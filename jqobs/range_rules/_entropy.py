@@ -57,7 +57,7 @@ def choose(edges: jax.Array, counts: jax.Array, min_val: jax.Array, max_val: jax
         code = jnp.clip(free, -below, last - below)
         inside = free == code
         cell = (code + below).astype(jnp.int32)
-        sums = jnp.zeros((grid.levels, 2)).at[cell].add(jnp.where(inside, jnp.stack([shares, shares > 0]), 0.0).T)
+        sums = jnp.zeros((grid.levels, 2)).at[cell].add(jnp.where(inside, jnp.stack([shares, jnp.sign(shares)]), 0.0).T)
         quantized = jnp.where(inside & (shares > 0), sums[cell, 0] / jnp.maximum(sums[cell, 1], 1.0), 0.0)
         quantized = quantized / jnp.maximum(jnp.sum(quantized), SMALLEST)
         # What is clipped piles up in the outermost bins of the range.
