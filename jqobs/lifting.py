@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jqobs.arithmetic import extremes
 from jqobs.counting import add, count_true, is_positive
@@ -106,7 +107,8 @@ class _Lifted:
                 f"{self.statistic.name}: the state is for {_in_words(have)} and x of shape {x.shape} has "
                 f"{_in_words(need)}; the number of channels and groups may not change between batches"
             )
-        return self.fold(state, jax.lax.stop_gradient(x), mask, axis_name)
+        fold = functools.partial(self.fold, axis_name=axis_name)
+        return across_explicit_axes(fold, state, jax.lax.stop_gradient(x), mask)
 
     def merge(self, a: State, b: State) -> State:
         one, other = self.shape_of(a), self.shape_of(b)
@@ -148,7 +150,7 @@ class _Lifted:
                 )
         return shape
 
-    @functools.partial(jax.jit, static_argnums=(0, 4))
+    @functools.partial(jax.jit, static_argnums=0, static_argnames="axis_name")
     def fold(self, state: State, x: jax.Array, mask: jax.Array | None, axis_name: Hashable | None) -> State:
         """The state after a batch."""
         statistic, how = self.statistic, self.granularity
@@ -285,6 +287,20 @@ def reduce_leading(combine: Callable[[Any, Any], Any], stacked: Any) -> Any:
 
 def _outer(a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
     return jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1])
+
+
+def across_explicit_axes(function: Callable[..., Any], state: Any, x: Any, mask: Any) -> Any:
+    """Calls a function of `(state, x, mask)`, leaving to the compiler how to spread it over explicit mesh axes.
+
+    On arrays with such axes, which `jax.make_mesh` makes by default, a scatter or a reshape has to be told where its result
+    goes. A state goes everywhere.
+    """
+    mesh = jax.typeof(x).sharding.mesh
+    axes = tuple(n for n, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit)
+    if not axes:
+        return function(state, x, mask)
+    everywhere = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), state)
+    return jax.sharding.auto_axes(function, axes=axes, out_sharding=everywhere)(state, x, mask)
 
 
 def as_values(x: Any) -> Any:

@@ -460,18 +460,23 @@ def test_only_the_moving_average_cannot_be_merged():
 
 @watching
 @granularity
+@pytest.mark.parametrize("axis_type", ["Auto", "Explicit"])
 @pytest.mark.parametrize("spoiled", [False, True], ids=["clean", "nan_on_one_device"])
-def test_a_batch_over_devices_is_one_batch(case, how, spoiled):
+def test_a_batch_over_devices_is_one_batch(case, how, spoiled, axis_type):
     if "group_size" in how:
         how = {**how, "group_size": 1}  # A group that fits in the part of a device.
     observer = case.build(**how)
     x = batch(0).at[5, 1, 2].set(jnp.nan) if spoiled else batch(0)
     before = run(observer, [batch(3)])
     expected = observer.update(before, x)
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType[axis_type],))
     spread = jax.device_put(x, NamedSharding(mesh, P("data")))
     assert_same(jax.device_get(jax.jit(observer.update)(before, spread)), jax.device_get(expected))
-    if "group_size" in how:
+    if "group_size" in how or axis_type == "Explicit":
+        state = observer.update(jax.jit(observer.update)(before, spread), spread)
+        expected = observer.update(expected, x)
+        assert_same(jax.device_get(state), jax.device_get(expected))
+        assert_same(observer.calculate_qparams(state), observer.calculate_qparams(expected))
         return
     reduced = jax.shard_map(
         lambda state, x: observer.update(state, x, axis_name="data"),
