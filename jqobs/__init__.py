@@ -36,6 +36,7 @@ from jqobs.lifting import lift
 from jqobs.observer import (
     NotCalibratedError,
     Observer,
+    Piece,
     Recipe,
     Statistic,
     factory,
@@ -80,6 +81,7 @@ __all__ = [
     "Grid",
     "NotCalibratedError",
     "Observer",
+    "Piece",
     "QDtype",
     "QParams",
     "QScheme",

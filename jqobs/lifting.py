@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import warnings
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +20,14 @@ from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jqobs.arithmetic import extremes
-from jqobs.counting import add, count_true, is_positive
+from jqobs.counting import Count, add, count, count_true, is_positive
 from jqobs.granularity import Granularity
-from jqobs.observer import NotCalibratedError, Observer, Recipe, State, Statistic, is_calibrated
+from jqobs.observer import NotCalibratedError, Observer, Piece, Recipe, State, Statistic, is_calibrated
 from jqobs.qparams import QParams, map_range
 from jqobs.qtypes import Grid, QDtype, QScheme
 
-PIECE = 2**16
-"""Values that are summarized at a time: 256 KiB of float32, which stay in a cache, so that memory is read once."""
+PIECE = 2**18
+"""Values that are summarized at a time: 1 MiB of float32, which stays in a cache, so that memory is read once."""
 
 BLOCK = 64
 """Groups whose range is searched at a time."""
@@ -154,27 +155,28 @@ class _Lifted:
     def fold(self, state: State, x: jax.Array, mask: jax.Array | None, axis_name: Hashable | None) -> State:
         """The state after a batch."""
         statistic, how = self.statistic, self.granularity
-        reduce = self.joining(statistic.reduce)
-        ready = state
 
-        def bounds(x: jax.Array, where: jax.Array, ignored: jax.Array) -> Any:
-            del ignored
-            return how.vmap(extremes)(how.split(x), how.split(where))
+        def look(x: jax.Array, mask: jax.Array | None) -> Look:
+            return look_at(x, mask, how)
 
-        def summarize(x: jax.Array, where: jax.Array, ignored: jax.Array) -> Any:
-            x, where, ignored = (how.split(each) for each in (x, where, ignored))
-            members = tuple(range(how.rank, x.ndim))
-            seen, nonfinite = (count_true(each, members) for each in (where, ignored))
-            summary = how.vmap(statistic.summarize)(x, where, ready)
-            return summary._replace(seen=seen, nonfinite=nonfinite)
+        def summarize(x: jax.Array, where: jax.Array, seen: Look, state: State) -> Any:
+            piece = Piece(how.split(x), how.split(where), seen.min_val, seen.max_val)
+            return how.vmap(statistic.summarize)(piece, state)._replace(seen=seen.seen, nonfinite=seen.nonfinite)
 
         def whole(function: Callable[..., Any], combine: Callable[[Any, Any], Any]) -> Any:
             result = over_pieces(function, combine, x, mask, splits=how.rank > 0)
             return result if axis_name is None else reduce_across(combine, result, axis_name)
 
-        if statistic.widen is not None:
-            ready = how.vmap(statistic.widen)(state, *whole(bounds, _outer))
-        summary = whole(summarize, reduce)
+        if statistic.widen is None:
+            ready = state
+            summary = whole(
+                lambda x, mask: summarize(x, counted(x, mask), look(x, mask), state), self.joining(statistic.reduce)
+            )
+        else:
+            seen = whole(look, join_looks)
+            ready = how.vmap(statistic.widen)(state, seen.min_val, seen.max_val)
+            summary = whole(lambda x, mask: summarize(x, counted(x, mask), seen, ready), how.vmap(statistic.reduce))
+            summary = summary._replace(seen=seen.seen, nonfinite=seen.nonfinite)
         after = self.joining(statistic.fold)(ready, summary)
         # Nothing but the counters may move for a group whose part of the batch is empty.
         empty_part = ~is_positive(summary.seen)
@@ -214,39 +216,83 @@ class _Lifted:
         return join
 
 
+class Look(NamedTuple):
+    """What is asked of every batch: extremes and counts of each group."""
+
+    min_val: jax.Array  # [*groups] float32
+    max_val: jax.Array  # [*groups] float32
+    seen: Count  # [*groups]
+    nonfinite: Count  # [*groups]
+
+
+def look_at(x: jax.Array, mask: jax.Array | None, how: Granularity) -> Look:
+    """Looks at a batch; at one without a mask, on one device, and without NaN or infinities, with two reductions only.
+
+    There the plain minimum and maximum are finite just when all values are. Across devices the NaN of one may be lost.
+    """
+    members = tuple(range(how.rank, how.split(x).ndim))
+
+    def closely() -> Look:
+        where = counted(x, mask)
+        ignored = ~jnp.isfinite(x) if mask is None else ~jnp.isfinite(x) & mask
+        ends = how.vmap(extremes)(how.split(x), how.split(where))
+        return Look(*ends, count_true(how.split(where), members), count_true(how.split(ignored), members))
+
+    if mask is not None or not is_on_one_device(x):
+        return closely()
+    low, high = how.vmap(extremes)(how.split(x), jnp.ones(how.split(x).shape, bool))
+    each = math.prod(how.split(x).shape[axis] for axis in members)
+
+    def fast() -> Look:
+        return Look(low, high, count(each, low.shape), count(0, low.shape))
+
+    return jax.lax.cond(jnp.all(jnp.isfinite(low) & jnp.isfinite(high)), fast, closely)
+
+
+def join_looks(a: Look, b: Look) -> Look:
+    """What was seen in two pieces."""
+    ends = jnp.minimum(a.min_val, b.min_val), jnp.maximum(a.max_val, b.max_val)
+    return Look(*ends, add(a.seen, b.seen), add(a.nonfinite, b.nonfinite))
+
+
+def counted(x: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """Which values count: the finite ones that no mask leaves out."""
+    return jnp.isfinite(x) if mask is None else jnp.isfinite(x) & mask
+
+
+def is_on_one_device(x: jax.Array) -> bool:
+    """Whether no mesh is involved, known from the type."""
+    return jax.typeof(x).sharding.mesh.empty
+
+
 def over_pieces(
-    function: Callable[[jax.Array, jax.Array, jax.Array], Any],
+    function: Callable[[jax.Array, jax.Array | None], Any],
     combine: Callable[[Any, Any], Any],
     x: jax.Array,
     mask: jax.Array | None,
     *,
     splits: bool,
 ) -> Any:
-    """Applies a function of `(x, where, ignored)` to a batch, and combines its results over pieces that fit in a cache.
+    """Applies a function of `(x, mask)` to a batch in float32, and combines its results over pieces that fit in a
+    cache.
 
-    `x` is passed as float32, `where` says which values count, and `ignored` which would if they were finite. A batch
-    that is spread over devices stays whole, since cutting it would gather it, and so does one whose axes mean
+    A batch that is spread over devices stays whole, since cutting it would gather it, and so does one whose axes mean
     something.
     """
-
-    def prepared(x: jax.Array, mask: jax.Array | None) -> Any:
-        x = x.astype(jnp.float32)
-        finite = jnp.isfinite(x)
-        return function(x, *((finite, ~finite) if mask is None else (finite & mask, ~finite & mask)))
-
-    if splits or not 2 * PIECE <= x.size < 2**31 or not jax.typeof(x).sharding.mesh.empty:
-        return prepared(x, mask)
-    flat, size = x.reshape(-1), x.size
+    if splits or not 2 * PIECE <= x.size < 2**31 or not is_on_one_device(x):
+        return function(x.astype(jnp.float32), mask)
+    flat, pieces = x.reshape(-1), x.size // PIECE
     kept = None if mask is None else jnp.broadcast_to(mask, x.shape).reshape(-1)
 
-    def piece(i: int | jax.Array) -> Any:
-        # The last one begins early enough to be whole, and masks what was there before.
-        start = jnp.minimum(i * PIECE, size - PIECE)
-        fresh = jnp.arange(PIECE) + start >= i * PIECE
-        part = jax.lax.dynamic_slice(flat, (start,), (PIECE,))
-        return prepared(part, fresh if kept is None else fresh & jax.lax.dynamic_slice(kept, (start,), (PIECE,)))
+    def between(start: int | jax.Array, size: int) -> Any:
+        part, part_kept = (
+            None if each is None else jax.lax.dynamic_slice(each, (start,), (size,)) for each in (flat, kept)
+        )
+        return function(part.astype(jnp.float32), part_kept)  # pyright: ignore[reportOptionalMemberAccess]
 
-    return jax.lax.fori_loop(1, -(-size // PIECE), lambda i, total: combine(total, piece(i)), piece(0))
+    total = jax.lax.fori_loop(1, pieces, lambda i, total: combine(total, between(i * PIECE, PIECE)), between(0, PIECE))
+    rest = x.size - pieces * PIECE
+    return combine(total, between(pieces * PIECE, rest)) if rest else total
 
 
 def reduce_across(combine: Callable[[Any, Any], Any], part: Any, axis_name: Hashable) -> Any:
@@ -285,15 +331,11 @@ def reduce_leading(combine: Callable[[Any, Any], Any], stacked: Any) -> Any:
     return parts[0]
 
 
-def _outer(a: tuple[jax.Array, jax.Array], b: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    return jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1])
-
-
 def across_explicit_axes(function: Callable[..., Any], state: Any, x: Any, mask: Any) -> Any:
     """Calls a function of `(state, x, mask)`, leaving to the compiler how to spread it over explicit mesh axes.
 
-    On arrays with such axes, which `jax.make_mesh` makes by default, a scatter or a reshape has to be told where its result
-    goes. A state goes everywhere.
+    On arrays with such axes, which `jax.make_mesh` makes by default, a scatter or a reshape has to be told where its
+    result goes. A state goes everywhere.
     """
     mesh = jax.typeof(x).sharding.mesh
     axes = tuple(n for n, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit)

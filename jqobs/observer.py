@@ -101,6 +101,29 @@ class Observer(NamedTuple):
         return repr(self.recipe)
 
 
+class Piece(NamedTuple):
+    """A batch of one group of values, or a piece of it, as a statistic is shown it.
+
+    Attributes:
+      x: float32 of any shape.
+      where: Booleans of the same shape; what they exclude may be NaN or infinite.
+      min_val: The smallest of the values at `where`, or +inf; of the whole batch for a statistic that `widen`s.
+      max_val: The largest of the values at `where`, or -inf; likewise.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jqobs.observer import Piece
+      >>> x = jnp.array([1.0, 2.0])
+      >>> Piece(x=x, where=x > 0, min_val=x.min(), max_val=x.max()).max_val.item()
+      2.0
+    """
+
+    x: jax.Array
+    where: jax.Array
+    min_val: jax.Array
+    max_val: jax.Array
+
+
 class Statistic(NamedTuple):
     """What is remembered of one group of values; `jqobs.lift` makes an Observer of it.
 
@@ -111,8 +134,8 @@ class Statistic(NamedTuple):
     Attributes:
       name: The name in error messages: the factory's.
       init: `() -> state`: nothing seen. With float32 leaves where a value is remembered.
-      summarize: `(x, where, state) -> summary`: one batch of one group, or a piece of it. `x` is float32 of any shape,
-        `where` booleans of the same shape; what they exclude may be NaN or infinite. Few statistics look at `state`.
+      summarize: `(piece, state) -> summary`: one batch of one group, or a piece of it (see `Piece`). Few statistics
+        look at `state`.
       reduce: `(summary, summary) -> summary`: two pieces of the same batch.
       fold: `(state, summary) -> state`: the next batch. The lifting drops the result where the batch was empty.
       merge: `(state, state) -> state`: another stream; associative, commutative, `init()` its identity. None where the
@@ -130,7 +153,7 @@ class Statistic(NamedTuple):
 
     name: str
     init: Callable[[], State]
-    summarize: Callable[[jax.Array, jax.Array, State], Any]
+    summarize: Callable[[Piece, State], Any]
     reduce: Callable[[Any, Any], Any]
     fold: Callable[[State, Any], State]
     merge: Callable[[State, State], State] | None

@@ -22,8 +22,8 @@ def init():
     return AbsMaxState(abs_max=jnp.float32(0), seen=count(), nonfinite=count())
 
 
-def summarize(x, where, state):
-    return init()._replace(abs_max=jnp.max(jnp.abs(x), initial=0, where=where))
+def summarize(piece, state):
+    return init()._replace(abs_max=jnp.max(jnp.abs(piece.x), initial=0, where=piece.where))
 
 
 def merge(a, b):

@@ -13,7 +13,7 @@ from jqobs import counting
 from jqobs.arithmetic import divide
 from jqobs.counting import Count, count
 from jqobs.lifting import lift
-from jqobs.observer import Observer, Statistic, factory
+from jqobs.observer import Observer, Piece, Statistic, factory
 from jqobs.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
 from jqobs.range_rules import Range, least_squares
 
@@ -89,8 +89,9 @@ def histogram(
             nonfinite=count(),
         )
 
-    def summarize(x: jax.Array, where: jax.Array, state: HistogramState) -> HistogramState:
-        return init()._replace(histogram=counting.tally(bin_of(x, state.min_val, state.max_val, bins), where, bins))
+    def summarize(piece: Piece, state: HistogramState) -> HistogramState:
+        index = bin_of(piece.x, state.min_val, state.max_val, bins)
+        return init()._replace(histogram=counting.tally(index, piece.where, bins))
 
     def bounds(state: HistogramState, grid: Grid) -> Range:
         up = np.linspace(0, 1, bins + 1, dtype=np.float32)

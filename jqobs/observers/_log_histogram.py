@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jqobs import counting
-from jqobs.arithmetic import extremes
 from jqobs.counting import Count, count
 from jqobs.lifting import lift
-from jqobs.observer import Observer, Statistic, factory
+from jqobs.observer import Observer, Piece, Statistic, factory
 from jqobs.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
 from jqobs.range_rules import Range, least_squares
 
@@ -95,17 +94,20 @@ def log_histogram(
             nonfinite=count(),
         )
 
-    def summarize(x: jax.Array, where: jax.Array, state: object) -> LogHistogramState:
-        del state
-        min_val, max_val = extremes(x, where)
-        index = keys + signed_key(x, mantissa_bits, keys)
-        is_min, is_max = where & (x == min_val), where & (x == max_val)
+    def summarize(piece: Piece, state: LogHistogramState) -> LogHistogramState:
+        def how_many(end: jax.Array, beyond: jax.Array) -> Count:
+            # Only where the extreme may become that of the state, which is rare once some batches have been seen.
+            none = (beyond & ~beyond).astype(jnp.uint32)
+            return count(
+                jax.lax.cond(beyond, lambda: jnp.sum(piece.where & (piece.x == end), dtype=jnp.uint32), lambda: none)
+            )
+
         return init()._replace(
-            histogram=counting.tally(index, where, 2 * keys + 1),
-            min_val=min_val,
-            max_val=max_val,
-            min_count=count(jnp.sum(is_min, dtype=jnp.uint32)),
-            max_count=count(jnp.sum(is_max, dtype=jnp.uint32)),
+            histogram=counting.tally(keys + signed_key(piece.x, mantissa_bits, keys), piece.where, 2 * keys + 1),
+            min_val=piece.min_val,
+            max_val=piece.max_val,
+            min_count=how_many(piece.min_val, piece.min_val <= state.min_val),
+            max_count=how_many(piece.max_val, piece.max_val >= state.max_val),
         )
 
     def bounds(state: LogHistogramState, grid: Grid) -> tuple[jax.Array, jax.Array]:

@@ -7,10 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jqobs.arithmetic import extremes
 from jqobs.counting import Count, count
 from jqobs.lifting import lift
-from jqobs.observer import Observer, Statistic, factory
+from jqobs.observer import Observer, Piece, Statistic, factory
 from jqobs.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
 
 
@@ -69,11 +68,10 @@ def init() -> MinMaxState:
     return MinMaxState(min_val=jnp.float32(jnp.inf), max_val=jnp.float32(-jnp.inf), seen=count(), nonfinite=count())
 
 
-def summarize(x: jax.Array, where: jax.Array, state: object) -> MinMaxState:
+def summarize(piece: Piece, state: object) -> MinMaxState:
     """The extremes of one batch."""
     del state
-    min_val, max_val = extremes(x, where)
-    return init()._replace(min_val=min_val, max_val=max_val)
+    return init()._replace(min_val=piece.min_val, max_val=piece.max_val)
 
 
 def merge(a: MinMaxState, b: MinMaxState) -> MinMaxState:
