@@ -90,11 +90,15 @@ def main():
 
     print("squared error over that of the best range: jqobs least_squares | min/max | reference framework")
     print(f"{'':14}" + "".join(f"{f'{s.value[11:]} {b} bits':>27}" for s, b in GRIDS))
-    worst = []
+    worst, largest_min_max = [], 0.0
     for name in names:
         for seed in range(options.seeds):
             cells = dict(ratios(name, seed, recorded if seed == 0 else None))
-            worst += [(row["ours"], row["ours"] / row["min_max"], name, *grid, seed) for grid, row in cells.items()]
+            worst += [
+                (row["ours"], row["ours"] / row["min_max"], name, f"{scheme.value} {bits} bits", f"seed {seed}")
+                for (scheme, bits), row in cells.items()
+            ]
+            largest_min_max = max(largest_min_max, *(row["min_max"] for row in cells.values()))
             line = "".join(
                 f"{row['ours']:>10.4f} |{row['min_max']:>6.2f} |{row.get('reference', np.nan):>6.2f}"
                 for row in cells.values()
@@ -103,7 +107,8 @@ def main():
     largest, lossiest = max(worst), max(worst, key=lambda entry: entry[1])
     print(f"\nlargest ratio {largest[0]:.4f} ({', '.join(map(str, largest[2:]))}), "
           f"median {np.median([entry[0] for entry in worst]):.5f}")  # fmt: skip
-    print(f"largest ratio to min/max {lossiest[1]:.4f} ({', '.join(map(str, lossiest[2:]))})")
+    print(f"largest ratio of min/max {largest_min_max:.2f}")
+    print(f"largest ratio of ours to min/max's {lossiest[1]:.4f} ({', '.join(map(str, lossiest[2:]))})")
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def _update(observer: Observer, state: State, x: jax.Array, mask: Any) -> State:
     return observer.update(state, x, mask=mask)
 
 
-def _compiled(step: Callable[..., tuple[Any, State]]) -> Callable[..., State]:
+def _compiled(step: Callable[..., Any]) -> Callable[..., State]:
     """Compiled anew for every calibration: what a function closes over may have changed since the last."""
 
     def advance(state: State, *arguments: Any) -> State:

@@ -236,7 +236,7 @@ def look_at(x: jax.Array, mask: jax.Array | None, how: Granularity) -> Look:
         where = counted(x, mask)
         ignored = ~jnp.isfinite(x) if mask is None else ~jnp.isfinite(x) & mask
         ends = how.vmap(extremes)(how.split(x), how.split(where))
-        return Look(*ends, count_true(how.split(where), members), count_true(how.split(ignored), members))
+        return Look(ends[0], ends[1], count_true(how.split(where), members), count_true(how.split(ignored), members))
 
     if mask is not None or not is_on_one_device(x):
         return closely()
@@ -251,8 +251,12 @@ def look_at(x: jax.Array, mask: jax.Array | None, how: Granularity) -> Look:
 
 def join_looks(a: Look, b: Look) -> Look:
     """What was seen in two pieces."""
-    ends = jnp.minimum(a.min_val, b.min_val), jnp.maximum(a.max_val, b.max_val)
-    return Look(*ends, add(a.seen, b.seen), add(a.nonfinite, b.nonfinite))
+    return Look(
+        min_val=jnp.minimum(a.min_val, b.min_val),
+        max_val=jnp.maximum(a.max_val, b.max_val),
+        seen=add(a.seen, b.seen),
+        nonfinite=add(a.nonfinite, b.nonfinite),
+    )
 
 
 def counted(x: jax.Array, mask: jax.Array | None) -> jax.Array:
@@ -342,7 +346,8 @@ def across_explicit_axes(function: Callable[..., Any], state: Any, x: Any, mask:
     if not axes:
         return function(state, x, mask)
     everywhere = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), state)
-    return jax.sharding.auto_axes(function, axes=axes, out_sharding=everywhere)(state, x, mask)
+    spread: Callable[..., Any] = jax.sharding.auto_axes(function, axes=axes, out_sharding=everywhere)
+    return spread(state, x, mask)
 
 
 def as_values(x: Any) -> Any:

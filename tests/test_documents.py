@@ -54,6 +54,14 @@ def test_the_commands_of_the_readme_name_extras_and_files_that_exist():
         assert all((ROOT / path).exists() for path in re.findall(r"\bexamples/\S+\.py", command))
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_benchmarks(path):
+    if "--smoke" not in path.read_text():
+        return  # A part of others.
+    printed = run(str(path), "--smoke")
+    assert {"range_quality": "largest ratio", "histogram": "calculate_qparams of"}[path.stem] in printed
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
 def test_examples(path):
     pytest.importorskip("sklearn")

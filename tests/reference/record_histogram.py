@@ -47,8 +47,7 @@ def stream(shape, sequence):
 
 def keys():
     return [
-        "/".join(key)
-        for key in itertools.product(("per_tensor_affine", "per_tensor_symmetric"), SHAPES, SEQUENCES)
+        "/".join(key) for key in itertools.product(("per_tensor_affine", "per_tensor_symmetric"), SHAPES, SEQUENCES)
     ]
 
 
