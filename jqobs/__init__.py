@@ -11,13 +11,14 @@ An observer is a pair of pure functions over a pytree, like an optimizer in Opta
 
 Where things are; imports point upwards only:
 
-    qtypes          which codes exist                       arithmetic  floats that do not depend on the compiler
-    counting        integers past 2**32                     granularity who shares a scale
-    qparams         the formula from range to grid          observer    Observer, Recipe, Statistic
-    quantization    quantize, dequantize, fake_quantize     lifting     from a statistic to an observer
+    qtypes          which codes exist                       arithmetic   floats that do not depend on the compiler
+    granularity     who shares a scale                      counting     integers past 2**32
+    qparams         the formula from range to grid          meshes       how arrays are spread over devices
+    quantization    quantize, dequantize, fake_quantize     batches      looking at one batch
+    observer        Observer, Recipe, Statistic             lifting      from a statistic to an observer
     observers/      the catalogue, one statistic a file     range_rules/ which range is kept, one rule a file
-    reading         many observers at once                  calibration the loop
-    linen/  nnx/    the same as Flax layers                 report      tables for people
+    reading         many observers at once                  calibration  the loop
+    linen/  nnx/    the same as Flax layers                 report       tables for people
 
 Example:
   >>> import jax.numpy as jnp, jqobs

@@ -1,33 +1,29 @@
 """From a statistic of one group of values to an observer of whole arrays.
 
-This is the only place that knows channels, groups, masks, empty batches, non-finite values, tracing, mapped axes, and
-batches too large to be looked at at once.
+Statistics know nothing of channels, groups, masks, empty batches, non-finite values, tracing and devices: all of it is
+put together here, from the parts in `granularity`, `batches` and `meshes`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import warnings
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jqobs.arithmetic import extremes
-from jqobs.counting import Count, add, count, count_true, is_positive
+from jqobs.batches import Look, counted, join_looks, look_at, over_pieces
+from jqobs.counting import add, is_positive
 from jqobs.granularity import Granularity
+from jqobs.meshes import across_explicit_axes, reduce_across
 from jqobs.observer import NotCalibratedError, Observer, Piece, Recipe, State, Statistic, is_calibrated
 from jqobs.qparams import QParams, map_range
 from jqobs.qtypes import Grid, QDtype, QScheme
-
-PIECE = 2**18
-"""Values that are summarized at a time: 1 MiB of float32, which stays in a cache, so that memory is read once."""
 
 BLOCK = 64
 """Groups whose range is searched at a time."""
@@ -214,140 +210,6 @@ class _Lifted:
             return joined._replace(seen=add(a.seen, b.seen), nonfinite=add(a.nonfinite, b.nonfinite))
 
         return join
-
-
-class Look(NamedTuple):
-    """What is asked of every batch: extremes and counts of each group."""
-
-    min_val: jax.Array  # [*groups] float32
-    max_val: jax.Array  # [*groups] float32
-    seen: Count  # [*groups]
-    nonfinite: Count  # [*groups]
-
-
-def look_at(x: jax.Array, mask: jax.Array | None, how: Granularity) -> Look:
-    """Looks at a batch; at one without a mask, on one device, and without NaN or infinities, with two reductions only.
-
-    There the plain minimum and maximum are finite just when all values are. Across devices the NaN of one may be lost.
-    """
-    members = tuple(range(how.rank, how.split(x).ndim))
-
-    def closely() -> Look:
-        where = counted(x, mask)
-        ignored = ~jnp.isfinite(x) if mask is None else ~jnp.isfinite(x) & mask
-        ends = how.vmap(extremes)(how.split(x), how.split(where))
-        return Look(ends[0], ends[1], count_true(how.split(where), members), count_true(how.split(ignored), members))
-
-    if mask is not None or not is_on_one_device(x):
-        return closely()
-    low, high = how.vmap(extremes)(how.split(x), jnp.ones(how.split(x).shape, bool))
-    each = math.prod(how.split(x).shape[axis] for axis in members)
-
-    def fast() -> Look:
-        return Look(low, high, count(each, low.shape), count(0, low.shape))
-
-    return jax.lax.cond(jnp.all(jnp.isfinite(low) & jnp.isfinite(high)), fast, closely)
-
-
-def join_looks(a: Look, b: Look) -> Look:
-    """What was seen in two pieces."""
-    return Look(
-        min_val=jnp.minimum(a.min_val, b.min_val),
-        max_val=jnp.maximum(a.max_val, b.max_val),
-        seen=add(a.seen, b.seen),
-        nonfinite=add(a.nonfinite, b.nonfinite),
-    )
-
-
-def counted(x: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """Which values count: the finite ones that no mask leaves out."""
-    return jnp.isfinite(x) if mask is None else jnp.isfinite(x) & mask
-
-
-def is_on_one_device(x: jax.Array) -> bool:
-    """Whether no mesh is involved, known from the type."""
-    return jax.typeof(x).sharding.mesh.empty
-
-
-def over_pieces(
-    function: Callable[[jax.Array, jax.Array | None], Any],
-    combine: Callable[[Any, Any], Any],
-    x: jax.Array,
-    mask: jax.Array | None,
-    *,
-    splits: bool,
-) -> Any:
-    """Applies a function of `(x, mask)` to a batch in float32, and combines its results over pieces that fit in a
-    cache.
-
-    A batch that is spread over devices stays whole, since cutting it would gather it, and so does one whose axes mean
-    something.
-    """
-    if splits or not 2 * PIECE <= x.size < 2**31 or not is_on_one_device(x):
-        return function(x.astype(jnp.float32), mask)
-    flat, pieces = x.reshape(-1), x.size // PIECE
-    kept = None if mask is None else jnp.broadcast_to(mask, x.shape).reshape(-1)
-
-    def between(start: int | jax.Array, size: int) -> Any:
-        part, part_kept = (
-            None if each is None else jax.lax.dynamic_slice(each, (start,), (size,)) for each in (flat, kept)
-        )
-        return function(part.astype(jnp.float32), part_kept)  # pyright: ignore[reportOptionalMemberAccess]
-
-    total = jax.lax.fori_loop(1, pieces, lambda i, total: combine(total, between(i * PIECE, PIECE)), between(0, PIECE))
-    rest = x.size - pieces * PIECE
-    return combine(total, between(pieces * PIECE, rest)) if rest else total
-
-
-def reduce_across(combine: Callable[[Any, Any], Any], part: Any, axis_name: Hashable) -> Any:
-    """Combines the parts that the devices of a mapped axis hold; each gets the whole.
-
-    Parts are gathered and folded in a tree, so that any exact `combine` is exact here, without a collective of its own.
-    """
-
-    def varying(leaf: jax.Array) -> frozenset[Hashable]:
-        return jax.typeof(leaf).manual_axis_type.varying
-
-    for name in axis_name if isinstance(axis_name, tuple) else (axis_name,):
-        # Inside a shard_map that checks, types tell along which axes a value varies, and the result has to say that it
-        # does not. What does not vary to begin with is one batch that all devices hold, and not one for each.
-        checked = name in varying(jax.lax.axis_index(name))
-        if not checked or any(name in varying(leaf) for leaf in jax.tree.leaves(part)):
-            to = "invarying" if checked else "varying"
-            gather = functools.partial(jax.lax.all_gather, axis_name=name, to=to)
-            part = reduce_leading(combine, jax.tree.map(gather, part))
-    return part
-
-
-def reduce_leading(combine: Callable[[Any, Any], Any], stacked: Any) -> Any:
-    """Combines the slices along the leading axis of every leaf, pairwise, in a tree.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from jqobs.lifting import reduce_leading
-      >>> reduce_leading(jnp.add, jnp.arange(5)).item()
-      10
-    """
-    parts = [jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(jax.tree.leaves(stacked)[0].shape[0])]
-    while len(parts) > 1:
-        pairs = [combine(*parts[i : i + 2]) for i in range(0, len(parts) - 1, 2)]
-        parts = pairs + parts[len(parts) & ~1 :]
-    return parts[0]
-
-
-def across_explicit_axes(function: Callable[..., Any], state: Any, x: Any, mask: Any) -> Any:
-    """Calls a function of `(state, x, mask)`, leaving to the compiler how to spread it over explicit mesh axes.
-
-    On arrays with such axes, which `jax.make_mesh` makes by default, a scatter or a reshape has to be told where its
-    result goes. A state goes everywhere.
-    """
-    mesh = jax.typeof(x).sharding.mesh
-    axes = tuple(n for n, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit)
-    if not axes:
-        return function(state, x, mask)
-    everywhere = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), state)
-    spread: Callable[..., Any] = jax.sharding.auto_axes(function, axes=axes, out_sharding=everywhere)
-    return spread(state, x, mask)
 
 
 def as_values(x: Any) -> Any:

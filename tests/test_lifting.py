@@ -9,7 +9,6 @@ import pytest
 
 import jqobs
 from jqobs.counting import count
-from jqobs.lifting import reduce_leading
 
 
 class AbsMaxState(NamedTuple):
@@ -51,12 +50,6 @@ def test_a_statistic_of_a_third_party():
     assert repr(observer) == "abs_max(qscheme=per_channel_symmetric, ch_axis=1)"
     with pytest.raises(jqobs.NotCalibratedError, match="abs_max"):
         observer.calculate_qparams(observer.init(x))
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 13])
-def test_reduce_leading_uses_every_slice_once(n):
-    values = jnp.asarray(np.random.default_rng(n).integers(0, 1000, (n, 2)))
-    assert np.array_equal(reduce_leading(jnp.add, values), values.sum(0))
 
 
 def test_a_reader_of_another_granularity_is_refused():

@@ -11,9 +11,9 @@ import jqobs
 ROOT = pathlib.Path(jqobs.__file__).parent
 
 LAYERS = [
-    ["_version", "arithmetic", "counting", "qtypes"],
+    ["_version", "arithmetic", "counting", "meshes", "qtypes"],
     ["granularity"],
-    ["qparams"],
+    ["batches", "qparams"],
     ["observer", "quantization"],
     ["lifting", "range_rules"],
     ["observers"],
