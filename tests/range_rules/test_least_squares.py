@@ -95,8 +95,8 @@ def test_continuous_data_is_not_taken_for_a_grid(seed):
 @pytest.mark.parametrize("rule", ["least_squares", "greedy_norm", "entropy"])
 def test_degenerate_data_is_answered(values, grid, rule):
     scheme, bits = grid
-    if rule != "least_squares" and bits == 2:
-        pytest.skip("as for the others")
+    if rule != "least_squares" and (bits != 4 or scheme.is_symmetric):
+        pytest.skip("one grid is enough for a rule that is not the default")
     for factory in (jqobs.log_histogram, jqobs.histogram):
         observer = factory(qscheme=scheme, qdtype=qdtype_for(*grid), range_rule=getattr(jqobs, rule)())
         scale, zero_point = observer.calculate_qparams(jqobs.calibrate(observer, [np.float32(values)]))
