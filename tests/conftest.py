@@ -19,7 +19,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # The first example of a property compiles; a deadline would measure that.
-hypothesis.settings.register_profile("jqobs", deadline=None, max_examples=30, derandomize=True)
+hypothesis.settings.register_profile("jqobs", deadline=None, max_examples=15, derandomize=True)
 hypothesis.settings.load_profile("jqobs")
 
 

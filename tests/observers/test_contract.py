@@ -461,12 +461,13 @@ def test_only_the_moving_average_cannot_be_merged():
 @watching
 @granularity
 @pytest.mark.parametrize("axis_type", ["Auto", "Explicit"])
-@pytest.mark.parametrize("spoiled", [False, True], ids=["clean", "nan_on_one_device"])
-def test_a_batch_over_devices_is_one_batch(case, how, spoiled, axis_type):
+def test_a_batch_over_devices_is_one_batch(case, how, axis_type):
     if "group_size" in how:
+        if axis_type == "Auto":
+            pytest.skip("channels and groups take one path here; explicit axes, where a reshape has to be told, do not")
         how = {**how, "group_size": 1}  # A group that fits in the part of a device.
     observer = case.build(**how)
-    x = batch(0).at[5, 1, 2].set(jnp.nan) if spoiled else batch(0)
+    x = batch(0).at[5, 1, 2].set(jnp.nan)  # On one device only.
     before = run(observer, [batch(3)])
     expected = observer.update(before, x)
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType[axis_type],))
