@@ -159,5 +159,4 @@ def map_range(min_val: jax.Array, max_val: jax.Array, grid: Grid) -> tuple[jax.A
     if not grid.is_symmetric:
         code = grid.quant_min - jnp.round(lo / scale)
         return scale, jnp.clip(code, grid.quant_min, grid.quant_max).astype(jnp.int32)
-    middle = 0 if grid.quant_min < 0 else (grid.quant_max + grid.quant_min + 1) // 2
-    return scale, jnp.full(scale.shape, middle, jnp.int32)
+    return scale, jnp.full(scale.shape, grid.middle, jnp.int32)

@@ -194,6 +194,11 @@ class Grid:
         """Whether ranges are symmetric around zero."""
         return self.qscheme.is_symmetric
 
+    @property
+    def middle(self) -> int:
+        """The code of 0.0 on a symmetric grid: 0 for a type with negative codes, else the middle one."""
+        return 0 if self.quant_min < 0 else (self.quant_max + self.quant_min + 1) // 2
+
 
 def check_positive_normal(name: str, value: Any) -> float:
     """Returns `value` as a float, if float32 holds it as a positive normal number (backends flush the others to 0).

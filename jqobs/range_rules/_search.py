@@ -46,8 +46,7 @@ def search(
 
     def full() -> tuple[jax.Array, jax.Array]:
         if grid.is_symmetric:
-            middle = 0 if grid.quant_min < 0 else (grid.quant_max + grid.quant_min + 1) // 2
-            return jnp.float32(middle - grid.quant_min), jnp.maximum(jnp.maximum(-lo, hi) / (last / 2), floor)
+            return jnp.float32(grid.middle - grid.quant_min), jnp.maximum(jnp.maximum(-lo, hi) / (last / 2), floor)
         scale = jnp.maximum((hi - lo) / last, floor)
         return jnp.clip(jnp.round(-lo / scale), 0, last), scale
 
