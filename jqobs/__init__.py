@@ -18,7 +18,9 @@ Where things are; imports point upwards only:
     observer        Observer, Recipe, Statistic             lifting      from a statistic to an observer
     observers/      the catalogue, one statistic a file     range_rules/ which range is kept, one rule a file
     reading         many observers at once                  calibration  the loop
-    linen/  nnx/    the same as Flax layers                 report       tables for people
+    qconfig         which observer watches what             tracing      walks through a program; JAX's internals
+    observation     observe, simulate, sensitivity          naming, arguments: what things are called
+    linen/  nnx/    the same as Flax layers                 report, tables, progress: for people
 
 Example:
   >>> import jax.numpy as jnp, jqobs
@@ -34,6 +36,7 @@ from jqobs._version import __version__
 from jqobs.calibration import calibrate
 from jqobs.counting import Count
 from jqobs.lifting import lift
+from jqobs.observation import observe, sensitivity, simulate
 from jqobs.observer import (
     NotCalibratedError,
     Observer,
@@ -54,6 +57,7 @@ from jqobs.observers import (
     noop,
     placeholder,
 )
+from jqobs.qconfig import QConfig
 from jqobs.qparams import QParams, calculate_qparams
 from jqobs.qtypes import (
     Grid,
@@ -83,6 +87,7 @@ __all__ = [
     "NotCalibratedError",
     "Observer",
     "Piece",
+    "QConfig",
     "QDtype",
     "QParams",
     "QScheme",
@@ -109,6 +114,7 @@ __all__ = [
     "moving_average_min_max",
     "nnx",
     "noop",
+    "observe",
     "per_channel_affine",
     "per_channel_symmetric",
     "per_tensor_affine",
@@ -126,5 +132,7 @@ __all__ = [
     "quint8",
     "quint16",
     "report",
+    "sensitivity",
+    "simulate",
     "with_args",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import numpy as np
 
 from jqobs.lifting import as_values
 from jqobs.observer import Observer, State
+from jqobs.progress import shown
 
 
 def calibrate(
@@ -58,7 +59,7 @@ def calibrate(
     state = None if state is None else jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), state)
     done = 0
     try:
-        for batch in _shown(batches, progress):
+        for batch in shown(batches, "calibrate", progress=progress):
             arguments = batch if isinstance(batch, tuple) and not hasattr(batch, "_fields") else (batch,)
             if state is None:
                 state = init(*arguments)
@@ -117,13 +118,3 @@ def _keep(error: BaseException, state: State, done: int) -> None:
         return
     error.state = state  # pyright: ignore[reportAttributeAccessIssue]
     error.add_note(f"calibrate: the {done} batches before are not lost; their state is `error.state`")
-
-
-def _shown(batches: Iterable[Any], progress: bool) -> Iterator[Any]:
-    if not progress:
-        return iter(batches)
-    try:
-        from tqdm.auto import tqdm
-    except ImportError as error:
-        raise ImportError("progress=True needs tqdm: pip install 'jqobs[progress]'") from error
-    return iter(tqdm(batches, desc="calibrate", unit=" batches"))

@@ -181,9 +181,12 @@ class _Lifted:
 
     @functools.partial(jax.jit, static_argnums=0)
     def merged(self, a: State, b: State) -> State:
-        """The state of two streams."""
+        """The state of two streams; axes in front of those of the groups are layers stacked by a scan."""
         assert self.statistic.merge is not None
-        return self.joining(self.statistic.merge)(a, b)
+        merge = self.joining(self.statistic.merge)
+        for _ in range(len(a.seen.shape) - self.granularity.rank):
+            merge = jax.vmap(merge)
+        return merge(a, b)
 
     @functools.partial(jax.jit, static_argnums=0)
     def read(self, state: State) -> tuple[jax.Array, jax.Array]:

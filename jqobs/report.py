@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jqobs.qparams import QParams
+from jqobs.tables import table
 
 
 def report(states: Any, qparams: Mapping[str, QParams] | None = None) -> str:
@@ -41,13 +42,7 @@ def report(states: Any, qparams: Mapping[str, QParams] | None = None) -> str:
         counts = [_total(getattr(state, field, None)) for field in ("seen", "nonfinite")]
         grid = [_span(leaf) for leaf in qparams[name]] if name in qparams else ["-", "-"]
         rows.append([name, *ends, *grid, *counts])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in rows
-    )
+    return table(rows, left=1)
 
 
 def _flatten(states: Any) -> dict[str, Any]:

@@ -11,13 +11,14 @@ import jqobs
 ROOT = pathlib.Path(jqobs.__file__).parent
 
 LAYERS = [
-    ["_version", "arithmetic", "counting", "meshes", "qtypes"],
-    ["granularity"],
-    ["batches", "qparams"],
+    ["_version", "arithmetic", "counting", "meshes", "naming", "progress", "qtypes", "tables"],
+    ["arguments", "granularity"],
+    ["batches", "qparams", "tracing"],
     ["observer", "quantization"],
     ["lifting", "range_rules"],
     ["observers"],
-    ["reading", "calibration", "report"],
+    ["calibration", "qconfig", "reading", "report"],
+    ["observation"],
     ["linen", "nnx"],
 ]
 """A module imports from the layers above its own in this list, never from its own or from those below."""

@@ -1,0 +1,123 @@
+"""Names of operations that a person recognises: from the scopes they lie in, and the argument leaf that feeds them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+Path = tuple[str, ...]
+
+_OF_JAX = {"rematted_computation"}
+"""Scopes that JAX opens itself."""
+
+_PLAIN_LEAVES = {"kernel", "weight", "w", "embedding"}
+"""Names that say no more of a weight than that it is one."""
+
+
+class Unnamed(NamedTuple):
+    """What an operation can be named by.
+
+    Attributes:
+      primitive: The name of its primitive, such as `dot_general`.
+      scope: The names around it, from the outside in, as a profiler shows them.
+      leaf: The path of the argument leaf that an operand is a view of; None where there is none.
+      sources: The places, in the list of all operations, of those whose results its operands are made of.
+    """
+
+    primitive: str
+    scope: Path
+    leaf: Path | None
+    sources: tuple[int, ...]
+
+
+def name_operations(operations: Sequence[Unnamed]) -> list[str]:
+    """Names each of the operations of a program: "/"-separated, unlike any other, and free of glob characters.
+
+    A Linen module names its operations by its path, a scope that the user gave stands in front, and elsewhere the leaf
+    that feeds a weight names the operation (`layers/3/mlp/up`). One without a weight is named by its einsum, or by its
+    primitive, beside those that its operands come from.
+
+    Example:
+      >>> from jqobs.naming import Unnamed, name_operations
+      >>> up = Unnamed("dot_general", (), ("mlp", "up", "kernel"), ())
+      >>> name_operations([up, up, Unnamed("dot_general", (), None, (0, 1))])
+      ['mlp/up', 'mlp/up_1', 'mlp/dot_general']
+    """
+    scopes = [_modules(operation.scope) for operation in operations]
+    roots = {root for operation, scope in zip(operations, scopes, strict=True) for root in _roots(scope, operation)}
+    names: list[str] = []
+    for operation, scope in zip(operations, scopes, strict=True):
+        for root in roots:
+            if scope[: len(root)] == root and len(scope) > len(root):
+                scope = scope[: len(root) - 1] + scope[len(root) :]
+                break
+        name = re.sub(r"[*?\[\]\s]", "_", "/".join(_path(operation, scope, names)))
+        names.append(_unlike(names, name))
+    return names
+
+
+def _path(operation: Unnamed, scope: Path, names: Sequence[str]) -> Path:
+    if operation.leaf is not None:
+        own = _own(operation.leaf)
+        for length in range(len(scope), 0, -1):  # A leaf and a scope of one module share its path.
+            for start in range(len(own) - length + 1):
+                if own[start : start + length] == scope[-length:]:
+                    return scope + own[start + length :]
+        return scope + own or operation.leaf[-1:] or (operation.primitive,)
+    parents = [tuple(names[source].split("/")[:-1]) for source in operation.sources]
+    shared = parents[0] if parents and not scope else ()
+    for parent in parents[1:]:
+        shared = shared[: sum(1 for _ in _while_equal(shared, parent))]
+    return (*scope, *shared, next(iter(_einsums(operation.scope)), operation.primitive))
+
+
+def _own(leaf: Path) -> Path:
+    """The part of the path of a leaf that tells it from others: without the collection and a last `kernel`."""
+    leaf = leaf[1:] if leaf[:1] == ("params",) and len(leaf) > 1 else leaf
+    return leaf[:-1] if _PLAIN_LEAVES.intersection(leaf[-1:]) else leaf
+
+
+def _roots(scope: Path, operation: Unnamed) -> list[Path]:
+    """The scopes that a nameless Linen model opens under the name of its class, which is no part of any module path:
+    known by the weights, whose path in the variables is that of the scopes inside.
+    """
+    module = (operation.leaf or ())[:-1]
+    module = module[1:] if module[:1] == ("params",) else module
+    inner = scope[-len(module) :] if module else ()
+    root = scope[: len(scope) - len(module)]
+    return [root] if inner and inner == module and root and root[-1][:1].isupper() else []
+
+
+def _modules(scope: Path) -> Path:
+    """Without einsums, and without the methods that Linen writes as `module.method`."""
+    modules: list[str] = []
+    for name in scope:
+        module, dot, method = name.partition(".")
+        called = bool(module and dot and method.isidentifier())
+        if "->" in name or name in _OF_JAX or (called and modules[-1:] == [module]):
+            continue
+        # A module calls itself inside its own method: `cell.scan_fn` around `cell`.
+        if modules[-1:] == [name] and scope[scope.index(name) - 1].startswith(f"{name}."):
+            continue
+        modules.append(module if called else name)
+    return tuple(modules)
+
+
+def _einsums(scope: Path) -> list[str]:
+    return [name.replace("...", "") for name in scope[-1:] if "->" in name]
+
+
+def _while_equal(a: Path, b: Path):
+    for one, other in zip(a, b, strict=False):
+        if one != other:
+            return
+        yield one
+
+
+def _unlike(names: Sequence[str], name: str) -> str:
+    taken, numbered, number = set(names), name, 0
+    while numbered in taken:
+        number += 1
+        numbered = f"{name}_{number}"
+    return numbered
