@@ -26,11 +26,12 @@ def run(*command, timeout=600):
 
 def test_the_snippets_of_the_readme():
     snippets = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(snippets) == 2
+    assert len(snippets) == 3
     printed = run("-c", "\n".join(snippets)).splitlines()
     assert 0 < float(printed[0]) < 0.05
-    assert printed[1].split()[:3] == ["site", "min", "max"]
-    assert printed[2].split()[0] == "layers_2"
+    heads = [line.split()[:3] for line in printed if line.startswith("site")]
+    assert heads == [["site", "primitive", "side"], ["site", "min", "max"], ["site", "min", "max"]]
+    assert {line.split()[0] for line in printed} >= {"up/lhs", "down/rhs", "layers_2"}
 
 
 def test_the_readme_fits_on_a_screen_and_names_what_exists():
@@ -62,10 +63,9 @@ def test_benchmarks(path):
     assert {"range_quality": "largest ratio", "histogram": "calculate_qparams of"}[path.stem] in printed
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
-def test_examples(path):
+def test_calibrate_digits():
     pytest.importorskip("sklearn")
-    printed = run(str(path), "--epochs", "2")
+    printed = run(str(ROOT / "examples" / "calibrate_digits.py"), "--epochs", "2")
     table = printed.split("accuracy on")[1].splitlines()[1:]
     assert table[0].split() == ["statistic", "float32", "8", "bits", "4", "bits", "2", "bits"]
     for row in table[1:]:
@@ -73,4 +73,4 @@ def test_examples(path):
         full, eight, *_ = (float(value.rstrip("%")) for value in accuracies)
         assert full > 60, row
         assert abs(eight - full) < 3, row
-    assert "conv_1_input" in printed
+    assert "Conv_1/lhs" in printed
