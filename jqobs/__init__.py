@@ -20,7 +20,8 @@ Where things are; imports point upwards only:
     reading         many observers at once                  calibration  the loop
     qconfig         which observer watches what             tracing      walks through a program; JAX's internals
     observation     observe, simulate, sensitivity          naming, arguments: what things are called
-    linen/  nnx/    the same as Flax layers                 report, tables, progress: for people
+    linen/  nnx/    the same as Flax layers                 fake_quantizer, state_dict: what both are made of
+    report, tables, progress: for people
 
 Example:
   >>> import jax.numpy as jnp, jqobs
@@ -57,7 +58,14 @@ from jqobs.observers import (
     noop,
     placeholder,
 )
-from jqobs.qconfig import QConfig
+from jqobs.qconfig import (
+    QConfig,
+    QConfigMapping,
+    get_default_qat_qconfig,
+    get_default_qat_qconfig_mapping,
+    get_default_qconfig,
+    get_default_qconfig_mapping,
+)
 from jqobs.qparams import QParams, calculate_qparams
 from jqobs.qtypes import (
     Grid,
@@ -77,9 +85,10 @@ from jqobs.qtypes import (
     quint8,
     quint16,
 )
-from jqobs.quantization import dequantize, fake_quantize, quantize
+from jqobs.quantization import dequantize, fake_quantize, learned_scale, quantize
 from jqobs.range_rules import RangeRule, entropy, greedy_norm, least_squares, percentile
 from jqobs.report import report
+from jqobs.state_dict import convert_torch_state_dict
 
 __all__ = [
     "Count",
@@ -88,6 +97,7 @@ __all__ = [
     "Observer",
     "Piece",
     "QConfig",
+    "QConfigMapping",
     "QDtype",
     "QParams",
     "QScheme",
@@ -97,14 +107,20 @@ __all__ = [
     "__version__",
     "calculate_qparams",
     "calibrate",
+    "convert_torch_state_dict",
     "dequantize",
     "entropy",
     "factory",
     "fake_quantize",
     "fixed_qparams",
+    "get_default_qat_qconfig",
+    "get_default_qat_qconfig_mapping",
+    "get_default_qconfig",
+    "get_default_qconfig_mapping",
     "greedy_norm",
     "histogram",
     "is_calibrated",
+    "learned_scale",
     "least_squares",
     "lift",
     "linen",

@@ -18,9 +18,8 @@ from jqobs.arguments import Arguments
 from jqobs.granularity import Granularity
 from jqobs.observer import Observer, State
 from jqobs.progress import shown
-from jqobs.qconfig import QConfig, assign_observers, find_sites, suggest
+from jqobs.qconfig import QConfig, assign_observers, bind_channels, find_sites, suggest
 from jqobs.qparams import QParams
-from jqobs.qtypes import per_tensor_affine, per_tensor_symmetric
 from jqobs.quantization import fake_quantize
 from jqobs.reading import calculate_site_qparams
 from jqobs.tables import table
@@ -417,23 +416,10 @@ def _compiled_unless_traced(step: Callable[..., tuple[Any, Any]]) -> Callable[..
 
 
 def _bind(chosen: Mapping[str, Observer], sites: Mapping[str, Site]) -> dict[str, Observer]:
-    """Gives per-channel observers without an axis that of the output features."""
+    def bound(site: Site, observer: Observer) -> Observer:
+        return bind_channels(observer, site.name, is_weight=site.is_weight, ch_axis=site.ch_axis)
 
-    def bound(name: str, observer: Observer) -> Observer:
-        site, qscheme = sites[name], observer.recipe.get("qscheme")
-        if qscheme is None or not qscheme.is_per_channel or observer.recipe.get("ch_axis") is not None:
-            return observer
-        if not site.is_weight:
-            raise ValueError(
-                f"ch_axis must be given in {observer!r} for the activation {name}: only of a weight does the operation "
-                "say which axis holds the output features"
-            )
-        if site.ch_axis is None:  # A vector, that is one channel.
-            tensor = per_tensor_symmetric if qscheme.is_symmetric else per_tensor_affine
-            return observer.replace(qscheme=tensor, group_size=None)
-        return observer.replace(ch_axis=site.ch_axis)
-
-    return {name: bound(name, observer) for name, observer in chosen.items()}
+    return {name: bound(sites[name], observer) for name, observer in chosen.items()}
 
 
 def _merge(observer: Observer, a: State, b: State) -> State:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import fnmatch
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jqobs.observer import Observer, Recipe
+from jqobs.observers import log_histogram, min_max, moving_average_min_max
+from jqobs.qtypes import per_channel_symmetric, per_tensor_affine, per_tensor_symmetric, qint8
 from jqobs.tracing import Site
 
 
@@ -65,7 +68,7 @@ def as_observer(name: str, recipe: Any) -> Observer | None:
     """
     if recipe is None or isinstance(recipe, Observer):
         return recipe
-    if isinstance(recipe, Recipe):
+    if isinstance(recipe, Recipe) or (isinstance(recipe, type) and hasattr(recipe, "with_args")):
         built = recipe()
         observer = built if isinstance(built, Observer) else getattr(built, "observer", None)
         if isinstance(observer, Observer):
@@ -81,13 +84,161 @@ def as_observer(name: str, recipe: Any) -> Observer | None:
     raise ValueError(f"{name} must be an Observer such as jqobs.min_max(), a recipe of one, or None; got {called}")
 
 
+def bind_channels(observer: Observer, name: str, *, is_weight: bool, ch_axis: int | None) -> Observer:
+    """Gives a per-channel observer of a weight that names no axis that of the output features.
+
+    Args:
+      observer: The observer.
+      name: What it watches, for the error.
+      is_weight: Whether that is a weight.
+      ch_axis: The axis of the output features; None for a weight that has none, such as a vector: it is one channel.
+
+    Raises:
+      ValueError: A per-channel observer of an activation that names no axis.
+
+    Example:
+      >>> import jqobs
+      >>> from jqobs.qconfig import bind_channels
+      >>> observer = jqobs.min_max(qscheme=jqobs.per_channel_symmetric, qdtype=jqobs.qint8)
+      >>> bind_channels(observer, "up/rhs", is_weight=True, ch_axis=1)
+      min_max(qscheme=per_channel_symmetric, qdtype=qint8, ch_axis=1)
+    """
+    qscheme = observer.recipe.get("qscheme")
+    if qscheme is None or not qscheme.is_per_channel or observer.recipe.get("ch_axis") is not None:
+        return observer
+    if not is_weight:
+        raise ValueError(
+            f"ch_axis must be given in {observer!r} for the activation {name}: only of a weight does the operation say "
+            "which axis holds the output features"
+        )
+    if ch_axis is None:
+        return observer.replace(
+            qscheme=per_tensor_symmetric if qscheme.is_symmetric else per_tensor_affine, group_size=None
+        )
+    return observer.replace(ch_axis=ch_axis)
+
+
+def output_axis_of_einsum(einsum_str: str) -> int:
+    """The axis of the output features in the second operand: its last one that the first has not, from the end.
+
+    Example:
+      >>> from jqobs.qconfig import output_axis_of_einsum
+      >>> output_axis_of_einsum("btd,dk->btk"), output_axis_of_einsum("...d,kd->...k")
+      (-1, -2)
+    """
+    first, second = einsum_str.replace(" ", "").split("->")[0].split(",")
+    own = [place - len(second) for place, letter in enumerate(second) if letter not in first]
+    return own[-1] if own else -1
+
+
+@dataclasses.dataclass(frozen=True)
+class QConfigMapping:
+    """Which part of a model has which `QConfig`: by name, else by the type of the layer, else the global one.
+
+    Every `set_...` returns a new mapping. None leaves a part in float.
+
+    Example:
+      >>> import jqobs
+      >>> from flax import linen as nn
+      >>> mapping = (
+      ...     jqobs.get_default_qconfig_mapping()
+      ...     .set_object_type(nn.Conv, None)
+      ...     .set_module_name("layers/0", jqobs.QConfig(weight=jqobs.min_max(qdtype=jqobs.qint4)))
+      ... )
+      >>> mapping.find("layers/0/mlp/up", nn.Dense)
+      QConfig(weight=min_max(qdtype=qint4))
+      >>> mapping.find("stem", nn.Conv) is None
+      True
+    """
+
+    overall: QConfig | None = None
+    types: tuple[tuple[Any, QConfig | None], ...] = ()
+    names: tuple[tuple[str, QConfig | None], ...] = ()
+
+    def set_global(self, qconfig: QConfig | None) -> QConfigMapping:
+        """The `QConfig` of all that is not named otherwise."""
+        return dataclasses.replace(self, overall=_checked(qconfig))
+
+    def set_object_type(self, object_type: Any, qconfig: QConfig | None) -> QConfigMapping:
+        """That of all layers of a class; for `jqobs.observe`, which sees no layers, of a primitive by its name."""
+        if not isinstance(object_type, type | str):
+            raise ValueError(f"object_type must be a class of layers or the name of a primitive; got {object_type!r}")
+        return dataclasses.replace(self, types=(*self.types, (object_type, _checked(qconfig))))
+
+    def set_module_name(self, module_name: str, qconfig: QConfig | None) -> QConfigMapping:
+        """That of a module and of all inside it: its path, joined by "/", or a glob over paths."""
+        if not isinstance(module_name, str):
+            raise ValueError(f"module_name must be a path such as 'layers/0/mlp'; got {module_name!r}")
+        return dataclasses.replace(self, names=(*self.names, (module_name, _checked(qconfig))))
+
+    def find(self, name: str, object_type: Any) -> QConfig | None:
+        """What holds for a part: of several names the longest that fits, of several types the nearest base class; what
+        was set later goes before.
+        """
+        named = [(pattern, qconfig) for pattern, qconfig in reversed(self.names) if _contains(pattern, name)]
+        if named:
+            return max(named, key=lambda pair: pair[0].count("/"))[1]
+        classes = object_type.__mro__ if isinstance(object_type, type) else [object_type]
+        for each in classes:
+            for known, qconfig in reversed(self.types):
+                if known == each:
+                    return qconfig
+        return self.overall
+
+
+def get_default_qconfig() -> QConfig:
+    """For calibration after training: the range of least error for activations, a range per channel for weights.
+
+    Example:
+      >>> import jqobs
+      >>> jqobs.get_default_qconfig()
+      QConfig(activation=log_histogram(), weight=min_max(qscheme=per_channel_symmetric, qdtype=qint8))
+    """
+    return QConfig(activation=log_histogram(), weight=min_max(qscheme=per_channel_symmetric, qdtype=qint8))
+
+
+def get_default_qat_qconfig() -> QConfig:
+    """For training on the grid: the range of activations follows slowly, that of a weight is the weight's own.
+
+    Example:
+      >>> import jqobs
+      >>> jqobs.get_default_qat_qconfig().activation
+      moving_average_min_max()
+    """
+    weight = moving_average_min_max(averaging_constant=1.0, qscheme=per_channel_symmetric, qdtype=qint8)
+    return QConfig(activation=moving_average_min_max(), weight=weight)
+
+
+def get_default_qconfig_mapping() -> QConfigMapping:
+    """`get_default_qconfig()` for everything.
+
+    Example:
+      >>> import jqobs
+      >>> jqobs.get_default_qconfig_mapping().overall == jqobs.get_default_qconfig()
+      True
+    """
+    return QConfigMapping().set_global(get_default_qconfig())
+
+
+def get_default_qat_qconfig_mapping() -> QConfigMapping:
+    """`get_default_qat_qconfig()` for everything.
+
+    Example:
+      >>> import jqobs
+      >>> jqobs.get_default_qat_qconfig_mapping().overall == jqobs.get_default_qat_qconfig()
+      True
+    """
+    return QConfigMapping().set_global(get_default_qat_qconfig())
+
+
 def assign_observers(observers: Any, sites: Mapping[str, Site]) -> dict[str, Observer]:
     """Decides which observer watches which site.
 
     Args:
-      observers: An Observer for every operand, a QConfig, or an ordered mapping from patterns to either or to None. A
-        pattern is the name of a site or of an operation, or a glob over these; an exact name goes before all globs,
-        and among those the first that matches counts.
+      observers: An Observer for every operand, a QConfig, a QConfigMapping over the names and primitives of operations,
+        or an ordered mapping from patterns to an Observer, a QConfig or None. A pattern is the name of a site or of an
+        operation, or a glob over these; an exact name goes before all globs, and among those the first that matches
+        counts.
       sites: All sites by name.
 
     Returns:
@@ -104,6 +255,8 @@ def assign_observers(observers: Any, sites: Mapping[str, Site]) -> dict[str, Obs
       >>> list(calibration.init(*args))
       ['up/lhs', 'up/rhs']
     """
+    if isinstance(observers, QConfigMapping):
+        return _assign_mapping(observers, sites)
     rules = observers if isinstance(observers, Mapping) else {"*": observers}
     chosen: dict[str, Observer] = {}
     kinds = {
@@ -162,3 +315,33 @@ def suggest(name: str, names: Iterable[str]) -> str:
 
 def _matches(pattern: str, site: Site) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for name in (site.name, site.operation))
+
+
+def _assign_mapping(mapping: QConfigMapping, sites: Mapping[str, Site]) -> dict[str, Observer]:
+    for known, _ in mapping.types:
+        if isinstance(known, type):
+            raise ValueError(
+                f"set_object_type({known.__name__}, ...) is for prepare_qat, which sees layers; jqobs.observe sees "
+                "primitives: give the name of one, such as 'conv_general_dilated', or use set_module_name"
+            )
+    for pattern, _ in mapping.names:
+        if not any(_contains(pattern, site.operation) for site in sites.values()):
+            raise ValueError(f"the module name {pattern!r} matches no site; {suggest(pattern, sites)}")
+    chosen = {}
+    for name, site in sites.items():
+        qconfig = mapping.find(site.operation, site.primitive)
+        observer = None if qconfig is None else qconfig.observer_for(site)
+        if observer is not None:
+            chosen[name] = observer
+    return chosen
+
+
+def _contains(pattern: str, name: str) -> bool:
+    """Whether a name is, or lies inside, what the pattern names."""
+    return any(fnmatch.fnmatchcase(part, pattern) for part in itertools.accumulate(name.split("/"), "{}/{}".format))
+
+
+def _checked(qconfig: Any) -> QConfig | None:
+    if qconfig is None or isinstance(qconfig, QConfig):
+        return qconfig
+    raise ValueError(f"qconfig must be a QConfig, or None to leave it in float; got {qconfig!r}")

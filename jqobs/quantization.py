@@ -115,6 +115,55 @@ def _straight_through_jvp(primals: tuple[jax.Array, QParams], tangents: tuple[An
     return _straight_through(x, qparams), jnp.where(inside, tangents[0], jnp.zeros_like(tangents[0]))
 
 
+@jax.jit
+def learned_scale(x: jax.Array, qparams: QParams) -> jax.Array:
+    """Rounds real values to the grid as `fake_quantize` does, with a gradient towards the scale too (LSQ).
+
+    So a scale is a parameter like any other: start it where an observer left it, and let an optimizer move it beside
+    the weights. Of a value `v` in units of the scale, the derivative by the scale is `round(v) - v` inside the grid and
+    the distance of the end from the zero point where it saturates, times `1 / sqrt(n * quant_max)` for the `n` values
+    that share the scale, so that the step of a scale has the size of that of a weight.
+
+    Args:
+      x: Floating values of any shape.
+      qparams: The grid; `qparams.scale` is what is learned (see the example), and must stay positive.
+
+    Returns:
+      Values of the shape and dtype of `x`.
+
+    Raises:
+      ValueError: `x` is not floating, or `qparams` is of other channels or groups, or stacked.
+
+    Example:
+      >>> import dataclasses, jax, jax.numpy as jnp, jqobs
+      >>> x = jnp.array([-0.2, 0.1, 0.3, 0.9])
+      >>> qparams = jqobs.calculate_qparams(-5.0, 5.0, jqobs.per_tensor_symmetric, jqobs.qint4)
+      >>> def loss(scale):
+      ...     return ((jqobs.learned_scale(x, dataclasses.replace(qparams, scale=scale)) - x) ** 2).sum()
+      >>> float(jax.grad(loss)(qparams.scale)) > 0  # a smaller scale is better
+      True
+
+    References:
+      Esser et al., "Learned Step Size Quantization" (2020), equations 1 to 3 and section 2.2.
+    """
+    x = jnp.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(f"x must be floating; got {x.dtype}")
+    scale, zero_point = qparams.spread(x.shape)
+    grid = qparams.qdtype
+    code = jnp.round(divide(x.astype(jnp.float32), jax.lax.stop_gradient(scale))) + zero_point
+    slope = jnp.where(
+        (code >= grid.quant_min) & (code <= grid.quant_max),
+        code - zero_point - x.astype(jnp.float32) / scale,
+        jnp.clip(code, grid.quant_min, grid.quant_max) - zero_point,
+    )
+    shared = x.size / max(qparams.scale.size, 1)
+    factor = 1 / (shared * max(grid.quant_max, 1)) ** 0.5
+    # No value, and the gradient of the paper: what is added is zero, its derivative by the scale is not.
+    moved = jax.lax.stop_gradient(slope * factor) * (scale - jax.lax.stop_gradient(scale))
+    return fake_quantize(x, qparams) + moved.astype(x.dtype)
+
+
 def _real(code: jax.Array, scale: jax.Array, zero_point: jax.Array) -> jax.Array:
     largest = float(jnp.finfo(jnp.float32).max)
     real = jnp.clip((code - zero_point) * scale, -largest, largest)

@@ -51,6 +51,7 @@ def _flatten(states: Any) -> dict[str, Any]:
     """
     leaves = jax.tree_util.tree_leaves_with_path(states, is_leaf=lambda node: hasattr(node, "_fields"))
     names = [([str(getattr(key, "key", key)) for key in path], state) for path, state in leaves]
+    names = [(path, state) for path, state in names if path[-1:] not in (["held"], ["switches"])]
     return {"/".join(path[:-1] if path[-1:] == ["state"] else path): state for path, state in names}
 
 

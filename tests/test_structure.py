@@ -17,7 +17,7 @@ LAYERS = [
     ["observer", "quantization"],
     ["lifting", "range_rules"],
     ["observers"],
-    ["calibration", "qconfig", "reading", "report"],
+    ["calibration", "fake_quantizer", "qconfig", "reading", "report", "state_dict"],
     ["observation"],
     ["linen", "nnx"],
 ]

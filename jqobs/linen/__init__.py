@@ -1,6 +1,7 @@
 """Observers as Linen layers: identities that keep their statistic in the collection "observers"."""
 
 from jqobs.linen._layers import (
+    FakeQuantize,
     FixedQParamsObserver,
     HistogramObserver,
     LogHistogramObserver,
@@ -16,9 +17,22 @@ from jqobs.linen._layers import (
     default_observer,
     default_weight_observer,
 )
-from jqobs.linen._models import calculate_qparams, check_observed
+from jqobs.linen._models import (
+    calculate_qparams,
+    check_observed,
+    disable_fake_quant,
+    disable_observer,
+    enable_fake_quant,
+    enable_observer,
+    get_observer_state_dict,
+    load_observer_state_dict,
+    refresh,
+)
+from jqobs.linen._qat import prepare_qat
 
 __all__ = [
+    "prepare_qat",
+    "FakeQuantize",
     "FixedQParamsObserver",
     "HistogramObserver",
     "LogHistogramObserver",
@@ -35,4 +49,11 @@ __all__ = [
     "default_dynamic_quant_observer",
     "default_observer",
     "default_weight_observer",
+    "disable_fake_quant",
+    "disable_observer",
+    "enable_fake_quant",
+    "enable_observer",
+    "get_observer_state_dict",
+    "load_observer_state_dict",
+    "refresh",
 ]

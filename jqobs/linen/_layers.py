@@ -11,7 +11,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jqobs import observers
+from jqobs.fake_quantizer import Switches, quantize, refresh, searches, switched, watch
 from jqobs.observer import Observer, Recipe, check_observer
+from jqobs.qconfig import as_observer
 from jqobs.qparams import QParams
 from jqobs.qtypes import (
     QDtype,
@@ -110,6 +112,87 @@ class ObserverBase(ObservingLayer):
     def with_args(cls, **arguments: Any) -> Recipe:
         """A recipe: `recipe()` builds a layer with these arguments, `recipe.with_args(...)` adds to them."""
         return Recipe(cls).with_args(**arguments)
+
+
+class FakeQuantize(ObservingLayer):
+    """Observes its input, and rounds it to the grid of what was seen: for training with the grid in place.
+
+    Until it has seen data it is the identity. While the collection "observers" is mutable it shows its input to the
+    observer; it rounds whether it is or not. Both are also switched by arrays in that collection, that are saved and
+    restored with it: by the methods `enable_observer` and so on, or for a whole model by `jqobs.linen.enable_observer`.
+
+    Attributes:
+      observer: An Observer, a recipe of one, or a class of observing layers.
+      refreshes: Whether a step that observes also reads the grid; None: unless that is a search. Where it does not,
+        the grid is what `refresh` left (`jqobs.linen.refresh` for a whole model).
+
+    Example:
+      >>> import jax.numpy as jnp, jqobs
+      >>> layer = jqobs.linen.FakeQuantize(jqobs.linen.MinMaxObserver.with_args(qdtype=jqobs.quint2))
+      >>> y, variables = layer.apply({}, jnp.array([0.2, 3.0]), mutable=["observers"])
+      >>> y.tolist(), layer.apply(variables, jnp.array([1.4, 9.0])).tolist()
+      ([0.0, 3.0], [1.0, 3.0])
+      >>> _, variables = layer.apply(variables, method="disable_fake_quant", mutable=["observers"])
+      >>> layer.apply(variables, jnp.array([1.4, 9.0])).tolist()
+      [1.399999976158142, 9.0]
+    """
+
+    observer: Any
+    refreshes: bool | None = None
+
+    def __post_init__(self) -> None:
+        observer = as_observer("observer", self.observer)
+        check_observer(observer)
+        self.observer = observer
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        x: Any,
+        mask: Any = None,
+        *,
+        observer_enabled: bool | None = None,
+        fake_quant_enabled: bool | None = None,
+    ) -> Any:
+        """Returns `x` on the grid; the keywords override the switches for this call."""
+        live = self.is_mutable_collection("observers") and bool(jnp.size(x))
+        if not live and not self.has_variable("observers", "held"):
+            return x
+        observer: Observer = self.observer
+        state = self.variable("observers", "state", observer.init, x)
+        held = self.variable("observers", "held", lambda: refresh(observer, state.value))
+        switches = self.variable("observers", "switches", Switches.on)
+        if live and not self.is_initializing():
+            enabled = switches.value.observer_enabled if observer_enabled is None else observer_enabled
+            refreshes = not searches(observer) if self.refreshes is None else self.refreshes
+            state.value, held.value = watch(observer, state.value, held.value, x, mask, enabled, refreshes=refreshes)
+        enabled = switches.value.fake_quant_enabled if fake_quant_enabled is None else fake_quant_enabled
+        return quantize(observer, held.value, x, enabled)
+
+    def refresh(self) -> None:
+        """Reads the grid for what was seen: `layer.apply(variables, method="refresh", mutable=["observers"])`."""
+        state = self.get_variable("observers", "state")
+        self.put_variable("observers", "held", refresh(self.observer, state))
+
+    def enable_observer(self, enabled: bool = True) -> None:
+        """Switches observing on."""
+        self._switch(observer_enabled=enabled)
+
+    def disable_observer(self) -> None:
+        """Switches observing off: the grid stays as it is."""
+        self._switch(observer_enabled=False)
+
+    def enable_fake_quant(self, enabled: bool = True) -> None:
+        """Switches rounding on."""
+        self._switch(fake_quant_enabled=enabled)
+
+    def disable_fake_quant(self) -> None:
+        """Switches rounding off: the layer is the identity."""
+        self._switch(fake_quant_enabled=False)
+
+    def _switch(self, **enabled: bool) -> None:
+        self.put_variable("observers", "switches", switched(self.get_variable("observers", "switches"), **enabled))
 
 
 class MinMaxObserver(ObserverBase):

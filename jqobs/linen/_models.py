@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from flax import linen as nn
 
+from jqobs.fake_quantizer import Switches, switched
+from jqobs.fake_quantizer import refresh as read_grid
 from jqobs.linen._layers import ObservingLayer
 from jqobs.observer import NotCalibratedError, Observer, State
 from jqobs.qparams import QParams
 from jqobs.reading import calculate_site_qparams, find_unseen
+from jqobs.state_dict import fill_states, flatten_states
 
 
 def calculate_qparams(model: nn.Module, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, QParams]:
@@ -106,6 +111,137 @@ def find_observers(
 
 def _state_at(variables: Mapping[str, Any], path: tuple[str, ...]) -> State:
     node: Any = variables.get("observers", {})
-    for name in (*path, "state"):
+    for name in (*filter(None, path), "state"):
         node = node.get(name, {})
     return node if node != {} else None
+
+
+def refresh(model: nn.Module, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Reads the grid of every `FakeQuantize` in a model for what it has seen.
+
+    Only needed where a step does not do it itself, as with histograms, of which the grid is searched for.
+
+    Args:
+      model: The model.
+      variables: Its variables.
+      *args: Arguments of the model, or `jax.ShapeDtypeStruct`s in their place.
+      **kwargs: Keyword arguments of `model.apply`.
+
+    Returns:
+      The variables with the new grids.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jqobs
+      >>> model, x = jqobs.linen.FakeQuantize(jqobs.log_histogram(qdtype=jqobs.quint2)), jnp.array([0.25, 3.0])
+      >>> _, variables = model.apply({}, x, mutable=["observers"])
+      >>> model.apply(variables, x).tolist(), model.apply(jqobs.linen.refresh(model, variables, x), x).tolist()
+      ([0.25, 3.0], [0.0, 3.0])
+    """
+    observers = {path: observer for path, (observer, _) in find_observers(model, variables, *args, **kwargs).items()}
+
+    def refreshed(path: str, name: str, value: Any) -> Any:
+        if name != "held":
+            return value
+        read = functools.partial(read_grid, observers[path])
+        for _ in range(value.is_known.ndim):  # Layers stacked by a scan.
+            read = jax.vmap(read)
+        return read(_state_at(variables, tuple(path.split("/"))))
+
+    return _replaced(variables, refreshed)
+
+
+def enable_observer(variables: Mapping[str, Any], enabled: bool = True) -> dict[str, Any]:
+    """The variables with every `FakeQuantize` observing, or not.
+
+    Example:
+      >>> import jax.numpy as jnp, jqobs
+      >>> _, variables = jqobs.linen.FakeQuantize(jqobs.min_max()).apply({}, jnp.ones(3), mutable=["observers"])
+      >>> jqobs.linen.enable_observer(variables, False)["observers"]["switches"].observer_enabled.item()
+      False
+    """
+    return _switched(variables, observer_enabled=enabled)
+
+
+def disable_observer(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables with no `FakeQuantize` observing: every grid stays as it is."""
+    return _switched(variables, observer_enabled=False)
+
+
+def enable_fake_quant(variables: Mapping[str, Any], enabled: bool = True) -> dict[str, Any]:
+    """The variables with every `FakeQuantize` rounding, or not."""
+    return _switched(variables, fake_quant_enabled=enabled)
+
+
+def disable_fake_quant(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables with no `FakeQuantize` rounding."""
+    return _switched(variables, fake_quant_enabled=False)
+
+
+def get_observer_state_dict(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """All that the observers of a model hold, as a flat dictionary of NumPy copies by `path/field`.
+
+    Example:
+      >>> import jax.numpy as jnp, jqobs
+      >>> _, variables = jqobs.linen.MinMaxObserver().apply({}, jnp.array([-1.0, 2.0]), mutable=["observers"])
+      >>> jqobs.linen.get_observer_state_dict(variables)["max_val"].item()
+      2.0
+    """
+    return flatten_states({path: list(held.values()) for path, held in _held(variables).items()})
+
+
+def load_observer_state_dict(variables: Mapping[str, Any], state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables with what such a dictionary holds.
+
+    Args:
+      variables: The variables of a model, that may have seen nothing: `model.init(...)`.
+      state_dict: Made by `get_observer_state_dict`, or by `jqobs.convert_torch_state_dict`.
+
+    Returns:
+      New variables.
+
+    Raises:
+      ValueError: Keys that are missing, unexpected, or of another shape: all of them.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jqobs
+      >>> model, x = jqobs.linen.PerChannelMinMaxObserver(ch_axis=1), jnp.ones((2, 3))
+      >>> _, calibrated = model.apply({}, x, mutable=["observers"])
+      >>> fresh = model.init(jax.random.key(0), x)
+      >>> loaded = jqobs.linen.load_observer_state_dict(fresh, jqobs.linen.get_observer_state_dict(calibrated))
+      >>> loaded["observers"]["state"].max_val.tolist()
+      [1.0, 1.0, 1.0]
+    """
+    held = _held(variables)
+    filled = fill_states({path: list(each.values()) for path, each in held.items()}, state_dict)
+    new = {path: dict(zip(each, filled[path], strict=True)) for path, each in held.items()}
+    return _replaced(variables, lambda path, name, value: new[path][name])
+
+
+def _held(variables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The NamedTuples in the collection: by the path of the layer, and by the name of the variable."""
+    held: dict[str, dict[str, Any]] = {}
+
+    def note(path: str, name: str, value: Any) -> Any:
+        held.setdefault(path, {})[name] = value
+        return value
+
+    _replaced(variables, note)
+    return held
+
+
+def _switched(variables: Mapping[str, Any], **enabled: bool) -> dict[str, Any]:
+    def set_switches(path: str, name: str, value: Any) -> Any:
+        return switched(value, **enabled) if isinstance(value, Switches) else value
+
+    return _replaced(variables, set_switches)
+
+
+def _replaced(variables: Mapping[str, Any], replace: Callable[[str, str, Any], Any]) -> dict[str, Any]:
+    """The variables with `replace(path, name, value)` for each NamedTuple in the collection."""
+
+    def walk(node: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(node, Mapping):
+            return {name: walk(each, (*path, name)) for name, each in node.items()}
+        return replace("/".join(path[:-1]), path[-1], node)
+
+    return {**variables, "observers": walk(variables.get("observers", {}), ())}

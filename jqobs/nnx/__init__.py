@@ -1,6 +1,7 @@
 """Observers as NNX modules: identities that keep their statistic in a variable of their own type."""
 
 from jqobs.nnx._layers import (
+    FakeQuantize,
     FixedQParamsObserver,
     HistogramObserver,
     LogHistogramObserver,
@@ -17,9 +18,22 @@ from jqobs.nnx._layers import (
     default_observer,
     default_weight_observer,
 )
-from jqobs.nnx._models import calculate_qparams, check_observed
+from jqobs.nnx._models import (
+    calculate_qparams,
+    check_observed,
+    disable_fake_quant,
+    disable_observer,
+    enable_fake_quant,
+    enable_observer,
+    get_observer_state_dict,
+    load_observer_state_dict,
+    refresh,
+)
+from jqobs.nnx._qat import prepare_qat
 
 __all__ = [
+    "prepare_qat",
+    "FakeQuantize",
     "FixedQParamsObserver",
     "HistogramObserver",
     "LogHistogramObserver",
@@ -37,4 +51,11 @@ __all__ = [
     "default_dynamic_quant_observer",
     "default_observer",
     "default_weight_observer",
+    "disable_fake_quant",
+    "disable_observer",
+    "enable_fake_quant",
+    "enable_observer",
+    "get_observer_state_dict",
+    "load_observer_state_dict",
+    "refresh",
 ]

@@ -13,7 +13,9 @@ import numpy as np
 from flax import nnx
 
 from jqobs import observers
+from jqobs.fake_quantizer import Held, Switches, quantize, refresh, searches, switched, watch
 from jqobs.observer import NotCalibratedError, Observer, Recipe, check_observer
+from jqobs.qconfig import as_observer
 from jqobs.qparams import QParams
 from jqobs.qtypes import (
     QDtype,
@@ -73,6 +75,19 @@ class ObservingModule(nnx.Module):
             if self._shape is not None:
                 raise
             self.state = None  # There are channels, and the first batch tells how many.
+
+    def held_states(self, *, of_one_channel: bool = False) -> dict[str, Any]:
+        """What this module holds by the name of the attribute; `of_one_channel` where it has seen nothing yet."""
+        if of_one_channel:
+            qscheme = per_tensor_symmetric if self.observer.recipe.get("qscheme").is_symmetric else per_tensor_affine
+            single = self.observer.replace(qscheme=qscheme, ch_axis=None, group_size=None)
+            return {"state": single.init(0.0)}
+        return {} if self.state is None else {"state": self.state.get_value()}
+
+    def hold_states(self, held: dict[str, Any]) -> None:
+        """Takes over what `held_states` of another module has returned."""
+        for name, value in held.items():
+            setattr(self, name, ObserverState(value))
 
     def calculate_qparams(self) -> QParams:
         """The grid for what was seen."""
@@ -178,6 +193,125 @@ class ObserverBase(ObservingModule):
     def with_args(cls, **arguments: Any) -> Recipe:
         """A recipe: `recipe()` builds a module with these arguments, `recipe.with_args(...)` adds to them."""
         return Recipe(cls).with_args(**arguments)
+
+
+class FakeQuantize(ObservingModule):
+    """Observes its input, and rounds it to the grid of what was seen: for training with the grid in place.
+
+    Until it has seen data it is the identity. It observes and rounds as its two switches say, which are state like the
+    statistic: saved, restored, and changed without compiling anything, by the methods `enable_observer` and so on, or
+    for a whole model by `jqobs.nnx.enable_observer`. `nnx.view(model, observing=False)` keeps it from observing too.
+
+    Args:
+      observer: An Observer, a recipe of one, or a class of observing modules.
+      refreshes: Whether a step that observes also reads the grid; None: unless that is a search. Where it does not,
+        the grid is what `refresh` left (`jqobs.nnx.refresh` for a whole model).
+      shape: The shape of the data, as for `Observe`.
+      rngs: Ignored.
+
+    Attributes:
+      observer: The functional observer.
+      state: An `ObserverState` with its statistic, or None.
+      held: An `ObserverState` with the grid that is used, or None.
+      switches: An `ObserverState` with the two switches.
+
+    Example:
+      >>> import jax.numpy as jnp, jqobs
+      >>> layer = jqobs.nnx.FakeQuantize(jqobs.nnx.MinMaxObserver.with_args(qdtype=jqobs.quint2))
+      >>> layer(jnp.array([0.2, 3.0])).tolist()
+      [0.0, 3.0]
+      >>> layer.disable_observer()
+      >>> layer(jnp.array([1.4, 9.0])).tolist()
+      [1.0, 3.0]
+      >>> layer.disable_fake_quant()
+      >>> layer(jnp.array([1.0, 9.0])).tolist()
+      [1.0, 9.0]
+    """
+
+    def __init__(
+        self, observer: Any, *, refreshes: bool | None = None, shape: tuple[int, ...] | None = None, rngs: Any = None
+    ):
+        del rngs
+        checked = as_observer("observer", observer)
+        check_observer(checked)
+        self.observer = checked  # pyright: ignore[reportAttributeAccessIssue]  (checked is no None)
+        self.refreshes = not searches(self.observer) if refreshes is None else refreshes
+        self.held: Any = nnx.data(None)
+        self.switches = ObserverState(Switches.on())
+        self._begin(shape)
+
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        x: Any,
+        mask: Any = None,
+        *,
+        observer_enabled: bool | None = None,
+        fake_quant_enabled: bool | None = None,
+    ) -> Any:
+        """Returns `x` on the grid; the keywords override the switches for this call."""
+        switches = self.switches.get_value()
+        if self.observing and observer_enabled is not False:
+            self.record(x, mask, switches.observer_enabled if observer_enabled is None else True)
+        if self.held is None:
+            return x
+        enabled = switches.fake_quant_enabled if fake_quant_enabled is None else fake_quant_enabled
+        return quantize(self.observer, self.held.get_value(), x, enabled)
+
+    def record(self, x: Any, mask: Any = None, enabled: Any = True) -> None:
+        """Folds a batch into the statistic, if `enabled`, and reads the grid if it `refreshes`."""
+        if self.state is None:
+            if not np.size(x):
+                return  # It does not say how many channels there are.
+            self._hold(self.observer.init(x))
+        state, held = self.state, self.held
+        assert state is not None and held is not None  # noqa: PT018
+        after = watch(self.observer, state.get_value(), held.get_value(), x, mask, enabled, refreshes=self.refreshes)
+        state.set_value(after[0])
+        held.set_value(after[1])
+
+    def reset(self) -> None:
+        """Back to nothing seen; the switches stay."""
+        super().reset()
+        self.held = None
+        if self.state is not None:
+            self._hold(self.state.get_value())
+
+    def held_states(self, *, of_one_channel: bool = False) -> dict[str, Any]:
+        """What this module holds by the name of the attribute; `of_one_channel` where it has seen nothing yet."""
+        states = super().held_states(of_one_channel=of_one_channel)
+        if self.held is None:
+            states["held"] = Held(jnp.float32(1), jnp.int32(0), jnp.array(False))
+        else:
+            states["held"] = self.held.get_value()
+        return states | {"switches": self.switches.get_value()}
+
+    def refresh(self) -> None:
+        """Reads the grid for what was seen."""
+        if self.held is not None and self.state is not None:
+            self.held.set_value(refresh(self.observer, self.state.get_value()))
+
+    def enable_observer(self, enabled: bool = True) -> None:
+        """Switches observing on."""
+        self._switch(observer_enabled=enabled)
+
+    def disable_observer(self) -> None:
+        """Switches observing off: the grid stays as it is."""
+        self._switch(observer_enabled=False)
+
+    def enable_fake_quant(self, enabled: bool = True) -> None:
+        """Switches rounding on."""
+        self._switch(fake_quant_enabled=enabled)
+
+    def disable_fake_quant(self) -> None:
+        """Switches rounding off: the module is the identity."""
+        self._switch(fake_quant_enabled=False)
+
+    def _switch(self, **enabled: bool) -> None:
+        self.switches.set_value(switched(self.switches.get_value(), **enabled))
+
+    def _hold(self, state: Any) -> None:
+        self.state = ObserverState(state)
+        self.held = ObserverState(refresh(self.observer, state))
 
 
 @layer

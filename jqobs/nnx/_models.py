@@ -1,13 +1,18 @@
 """Whole NNX models: which observers a model has, what they saw, and what they say."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
+import numpy as np
 from flax import nnx
 
-from jqobs.nnx._layers import ObservingModule
+from jqobs.nnx._layers import FakeQuantize, ObservingModule
 from jqobs.observer import NotCalibratedError, Observer, State
 from jqobs.qparams import QParams
 from jqobs.reading import calculate_site_qparams, find_unseen
+from jqobs.state_dict import fill_states, flatten_states
+
+T = TypeVar("T")
 
 
 def calculate_qparams(model: Any) -> dict[str, QParams]:
@@ -57,7 +62,100 @@ def check_observed(model: Any) -> None:
 def find_observers(model: Any) -> dict[str, tuple[Observer, State]]:
     """Every observer in a model by its path, with its state or None."""
     return {
-        "/".join(map(str, path)): (node.observer, None if node.state is None else node.state.get_value())
-        for path, node in nnx.iter_graph(model)
-        if isinstance(node, ObservingModule)
+        path: (node.observer, None if node.state is None else node.state.get_value())
+        for path, node in _find_by_path(model).items()
     }
+
+
+def refresh(model: Any) -> None:
+    """Reads the grid of every `FakeQuantize` in a model for what it has seen.
+
+    Only needed where a step does not do it itself, as with histograms, of which the grid is searched for.
+
+    Example:
+      >>> import jax.numpy as jnp, jqobs
+      >>> model, x = jqobs.nnx.FakeQuantize(jqobs.log_histogram(qdtype=jqobs.quint2)), jnp.array([0.25, 3.0])
+      >>> before = model(x)
+      >>> jqobs.nnx.refresh(model)
+      >>> before.tolist(), model(x).tolist()
+      ([0.25, 3.0], [0.0, 3.0])
+    """
+    for node in _find(model, FakeQuantize):
+        node.refresh()
+
+
+def enable_observer(model: Any, enabled: bool = True) -> None:
+    """Every `FakeQuantize` in a model observes, or not.
+
+    Example:
+      >>> import jqobs
+      >>> model = jqobs.nnx.FakeQuantize(jqobs.min_max())
+      >>> jqobs.nnx.enable_observer(model, False)
+      >>> model.switches.get_value().observer_enabled.item()
+      False
+    """
+    for node in _find(model, FakeQuantize):
+        node.enable_observer(enabled)
+
+
+def disable_observer(model: Any) -> None:
+    """No `FakeQuantize` in a model observes: every grid stays as it is."""
+    enable_observer(model, False)
+
+
+def enable_fake_quant(model: Any, enabled: bool = True) -> None:
+    """Every `FakeQuantize` in a model rounds, or not."""
+    for node in _find(model, FakeQuantize):
+        node.enable_fake_quant(enabled)
+
+
+def disable_fake_quant(model: Any) -> None:
+    """No `FakeQuantize` in a model rounds."""
+    enable_fake_quant(model, False)
+
+
+def get_observer_state_dict(model: Any) -> dict[str, np.ndarray]:
+    """All that the observers of a model hold, as a flat dictionary of NumPy copies by `path/field`.
+
+    Example:
+      >>> import jax.numpy as jnp, jqobs
+      >>> model = jqobs.nnx.MinMaxObserver()
+      >>> y = model(jnp.array([-1.0, 2.0]))
+      >>> jqobs.nnx.get_observer_state_dict(model)["max_val"].item()
+      2.0
+    """
+    return flatten_states({path: list(node.held_states().values()) for path, node in _find_by_path(model).items()})
+
+
+def load_observer_state_dict(model: Any, state_dict: Mapping[str, Any]) -> None:
+    """Gives the observers of a model what such a dictionary holds.
+
+    Args:
+      model: A model, that may have seen nothing.
+      state_dict: Made by `get_observer_state_dict`, or by `jqobs.convert_torch_state_dict`.
+
+    Raises:
+      ValueError: Keys that are missing, unexpected, or of another shape: all of them. The model is left as it was.
+
+    Example:
+      >>> import jax.numpy as jnp, jqobs
+      >>> calibrated, fresh = (jqobs.nnx.PerChannelMinMaxObserver(ch_axis=1) for _ in range(2))
+      >>> y = calibrated(jnp.ones((2, 3)))
+      >>> jqobs.nnx.load_observer_state_dict(fresh, jqobs.nnx.get_observer_state_dict(calibrated))
+      >>> fresh.max_val.tolist()
+      [1.0, 1.0, 1.0]
+    """
+    layers = _find_by_path(model)
+    unshaped = [path for path, node in layers.items() if node.state is None]
+    held = {path: node.held_states(of_one_channel=path in unshaped) for path, node in layers.items()}
+    filled = fill_states({path: list(each.values()) for path, each in held.items()}, state_dict, unshaped)
+    for path, node in layers.items():
+        node.hold_states(dict(zip(held[path], filled[path], strict=True)))
+
+
+def _find_by_path(model: Any) -> dict[str, ObservingModule]:
+    return {"/".join(map(str, path)): node for path, node in nnx.iter_graph(model) if isinstance(node, ObservingModule)}
+
+
+def _find(model: Any, kind: type[T]) -> list[T]:
+    return [node for _, node in nnx.iter_graph(model) if isinstance(node, kind)]

@@ -1,0 +1,117 @@
+"""Training an unedited Linen model with the grid in place."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+from flax import linen as nn
+
+from jqobs.linen._layers import FakeQuantize
+from jqobs.qconfig import QConfig, QConfigMapping, bind_channels, output_axis_of_einsum
+
+LAYERS = (nn.Dense, nn.DenseGeneral, nn.Einsum, nn.Conv, nn.ConvTranspose)
+"""What is put on the grid; all of them pass their operands through `promote_dtype`."""
+
+
+def prepare_qat(model: nn.Module, mapping: QConfigMapping | QConfig) -> Prepared:
+    """Puts the inputs and the weights of the layers of a model on the grid, without editing it.
+
+    The layers are `Dense`, `DenseGeneral`, `Einsum`, `Conv` and `ConvTranspose`, wherever they are, inside attention
+    too. Paths of parameters stay as they are, so that a float checkpoint loads; what `FakeQuantize` holds lies beside
+    them in the collection "observers", under `activation` and `weight`. Inside `nn.scan` the model has to pass that
+    collection on, with `variable_axes={"observers": 0, ...}`.
+
+    Args:
+      model: The model.
+      mapping: Which layer has which `QConfig`, by its path, its class, or for all; None leaves a layer in float.
+
+    Returns:
+      The model under that mapping: it has the methods of the model (`init`, `apply`, ...), and the same signatures.
+
+    Raises:
+      ValueError: `mapping` is neither; when it is applied, an activation whose per-channel observer has no `ch_axis`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, jqobs
+      >>> from flax import linen as nn
+      >>> model = nn.Sequential([nn.Dense(8), nn.relu, nn.Dense(2)])
+      >>> qat, x = jqobs.linen.prepare_qat(model, jqobs.get_default_qat_qconfig_mapping()), jnp.ones((4, 3))
+      >>> variables = qat.init(jax.random.key(0), x)
+      >>> list(variables["observers"]["layers_0"])
+      ['activation', 'weight']
+      >>> y, updated = qat.apply(variables, x, mutable=["observers"])  # one step: observes, and rounds
+    """
+    mapping = QConfigMapping().set_global(mapping) if isinstance(mapping, QConfig) else mapping
+    if not isinstance(mapping, QConfigMapping):
+        raise ValueError(f"mapping must be a QConfigMapping or a QConfig; got {mapping!r}")
+    return Prepared(model, mapping)
+
+
+class Prepared:
+    """A Linen model whose layers are on the grid; made by `prepare_qat`.
+
+    Attributes:
+      model: The model.
+      mapping: The mapping.
+    """
+
+    def __init__(self, model: nn.Module, mapping: QConfigMapping) -> None:
+        self.model = model
+        self.mapping = mapping
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("model", "mapping"):
+            raise AttributeError(name)
+        member = getattr(self.model, name)
+        if not callable(member):
+            return member
+
+        @functools.wraps(member)
+        def intercepted(*args: Any, **kwargs: Any) -> Any:
+            # Inside whatever jits this call: a compiled function would not see the interceptor.
+            with nn.intercept_methods(self._on_grid):
+                return member(*args, **kwargs)
+
+        return intercepted
+
+    def _on_grid(self, call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        layer: Any = context.module
+        if not isinstance(layer, LAYERS) or context.method_name != "__call__":
+            return call(*args, **kwargs)
+        path = "/".join(layer.path)
+        qconfig = self.mapping.find(path, type(layer))
+        if qconfig is None:
+            return call(*args, **kwargs)
+        promote = layer.promote_dtype
+
+        def promote_to_grid(*operands: Any, **options: Any) -> list[Any]:
+            x, kernel, *rest = promote(*operands, **options)
+            return [*_round(qconfig, path, x, kernel, _output_axis(layer, kernel, args, kwargs)), *rest]
+
+        object.__setattr__(layer, "promote_dtype", promote_to_grid)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            object.__setattr__(layer, "promote_dtype", promote)
+
+
+def _round(qconfig: QConfig, path: str, x: jax.Array, kernel: jax.Array, axis: int) -> list[jax.Array]:
+    operands = [("activation", x, qconfig.activation), ("weight", kernel, qconfig.weight)]
+    rounded = []
+    for name, operand, observer in operands:
+        if observer is not None:
+            where = f"{path}/{name}" if path else name
+            observer = bind_channels(observer, where, is_weight=name == "weight", ch_axis=axis)
+            operand = FakeQuantize(observer, name=name)(operand)
+        rounded.append(operand)
+    return rounded
+
+
+def _output_axis(layer: Any, kernel: jax.Array, args: Any, kwargs: Any) -> int:
+    """The axis of the output features in the parameter `kernel`."""
+    if isinstance(layer, nn.Einsum):
+        given: Any = kwargs.get("einsum_str", args[1] if len(args) > 1 else None)
+        return output_axis_of_einsum(str(given or layer.einsum_str))
+    return kernel.ndim - 2 if getattr(layer, "transpose_kernel", False) else kernel.ndim - 1

@@ -1,0 +1,85 @@
+"""Training an unedited NNX model with the grid in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jqobs.nnx._layers import FakeQuantize
+from jqobs.qconfig import QConfig, QConfigMapping, bind_channels, output_axis_of_einsum
+
+LAYERS = (nnx.Linear, nnx.LinearGeneral, nnx.Einsum, nnx.Conv, nnx.ConvTranspose)
+"""What is put on the grid; all of them pass their operands through `promote_dtype`."""
+
+
+def prepare_qat(model: Any, mapping: QConfigMapping | QConfig) -> Any:
+    """Puts the inputs and the weights of the layers of a model on the grid, without editing it.
+
+    The layers are `Linear`, `LinearGeneral`, `Einsum`, `Conv` and `ConvTranspose`, wherever they are, inside attention
+    too. Paths of parameters stay as they are, so that a float checkpoint loads; what `FakeQuantize` holds lies beside
+    them, in `ObserverState` variables.
+
+    Args:
+      model: The model.
+      mapping: Which layer has which `QConfig`, by its path, its class, or for all; None leaves a layer in float.
+
+    Returns:
+      A copy of the model under that mapping.
+
+    Raises:
+      ValueError: `mapping` is neither, an activation whose per-channel observer has no `ch_axis`, or a layer whose
+        weights are a stack.
+
+    Example:
+      >>> import jax.numpy as jnp, jqobs
+      >>> from flax import nnx
+      >>> model = nnx.Sequential(nnx.Linear(3, 8, rngs=nnx.Rngs(0)), nnx.relu, nnx.Linear(8, 2, rngs=nnx.Rngs(1)))
+      >>> qat = jqobs.nnx.prepare_qat(model, jqobs.get_default_qat_qconfig_mapping())
+      >>> y = qat(jnp.ones((4, 3)))  # observes, and rounds
+      >>> list(jqobs.nnx.calculate_qparams(qat))[:2]
+      ['layers/0/promote_dtype/activation', 'layers/0/promote_dtype/weight']
+    """
+    mapping = QConfigMapping().set_global(mapping) if isinstance(mapping, QConfig) else mapping
+    if not isinstance(mapping, QConfigMapping):
+        raise ValueError(f"mapping must be a QConfigMapping or a QConfig; got {mapping!r}")
+    model = nnx.clone(model)
+    layers: list[tuple[Any, Any]] = [pair for pair in nnx.iter_graph(model) if isinstance(pair[1], LAYERS)]
+    for keys, layer in layers:
+        path = "/".join(map(str, keys))
+        qconfig = mapping.find(path, type(layer))
+        if qconfig is not None:
+            layer.promote_dtype = nnx.data(OnGrid(layer, qconfig, path))
+    return model
+
+
+class OnGrid(nnx.Module):
+    """Stands for the `promote_dtype` of a layer, through which its operands go, and rounds them."""
+
+    def __init__(self, layer: Any, qconfig: QConfig, path: str):
+        kernel: jax.Array = layer.kernel.get_value()
+        axis = _output_axis(layer, kernel)
+        self.promote: Callable[..., Any] = layer.promote_dtype
+        self.activation, self.weight = nnx.data(None), nnx.data(None)
+        if qconfig.activation is not None:
+            self.activation = FakeQuantize(
+                bind_channels(qconfig.activation, f"{path}/activation", is_weight=False, ch_axis=None)
+            )
+        if qconfig.weight is not None:
+            observer = bind_channels(qconfig.weight, f"{path}/weight", is_weight=True, ch_axis=axis)
+            self.weight = FakeQuantize(observer, shape=kernel.shape)
+
+    def __call__(self, operands: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Returns the operands of the layer (input, kernel, bias) in one dtype, the first two on the grid."""
+        x, kernel, *rest = self.promote(operands, *args, **kwargs)
+        x = x if self.activation is None else self.activation(x)
+        return x, kernel if self.weight is None else self.weight(kernel), *rest
+
+
+def _output_axis(layer: Any, kernel: jax.Array) -> int:
+    """The axis of the output features in the parameter `kernel`."""
+    if isinstance(layer, nnx.Einsum):
+        return output_axis_of_einsum(layer.einsum_str)
+    return kernel.ndim - 2 if getattr(layer, "transpose_kernel", False) else kernel.ndim - 1
