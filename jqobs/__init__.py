@@ -21,7 +21,8 @@ Where things are; imports point upwards only:
     qconfig         which observer watches what             tracing      walks through a program; JAX's internals
     observation     observe, simulate, sensitivity          naming, arguments: what things are called
     linen/  nnx/    the same as Flax layers                 fake_quantizer, state_dict: what both are made of
-    report, tables, progress: for people
+    merging         over devices and processes              checkpoint   save, load
+    report, tables, progress: for people                    spreading    arguments over a mesh
 
 Example:
   >>> import jax.numpy as jnp, jqobs
@@ -35,9 +36,11 @@ Example:
 from jqobs import linen, nnx
 from jqobs._version import __version__
 from jqobs.calibration import calibrate
+from jqobs.checkpoint import CheckpointError, load, save
 from jqobs.counting import Count
 from jqobs.lifting import lift
-from jqobs.observation import observe, sensitivity, simulate
+from jqobs.merging import merge_across, merge_processes
+from jqobs.observation import Calibration, Sites, observe, sensitivity, simulate
 from jqobs.observer import (
     NotCalibratedError,
     Observer,
@@ -89,8 +92,11 @@ from jqobs.quantization import dequantize, fake_quantize, learned_scale, quantiz
 from jqobs.range_rules import RangeRule, entropy, greedy_norm, least_squares, percentile
 from jqobs.report import report
 from jqobs.state_dict import convert_torch_state_dict
+from jqobs.tracing import Site
 
 __all__ = [
+    "Calibration",
+    "CheckpointError",
     "Count",
     "Grid",
     "NotCalibratedError",
@@ -103,6 +109,8 @@ __all__ = [
     "QScheme",
     "RangeRule",
     "Recipe",
+    "Site",
+    "Sites",
     "Statistic",
     "__version__",
     "calculate_qparams",
@@ -124,8 +132,11 @@ __all__ = [
     "least_squares",
     "lift",
     "linen",
+    "load",
     "log_histogram",
     "mean_min_max",
+    "merge_across",
+    "merge_processes",
     "min_max",
     "moving_average_min_max",
     "nnx",
@@ -148,6 +159,7 @@ __all__ = [
     "quint8",
     "quint16",
     "report",
+    "save",
     "sensitivity",
     "simulate",
     "with_args",

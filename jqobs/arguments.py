@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +20,21 @@ class Leaf(NamedTuple):
 
     path: Path
     rank: int = 2  # How much its name says of a product: 0 a whole argument, 1 a variable, 2 an entry of a tree.
+    argument: int = -1  # Which argument it is part of; -1 of none.
+
+    def beside(self, other: Leaf) -> Leaf | None:
+        """What is made of both: the part of the tree that both lie in."""
+        if self == other:
+            return self
+        shared = tuple(one for place, one in enumerate(self.path) if self.path[: place + 1] == other.path[: place + 1])
+        return Leaf(shared, 2, self.argument) if shared and self.argument == other.argument else None
+
+
+class ClosedOver(NamedTuple):
+    """What a function can reach without an argument."""
+
+    arrays: dict[int, Leaf]  # By their identity.
+    models: frozenset[str]  # The names of the classes of models: what has the methods `init` and `apply`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,72 +89,84 @@ def name_leaves(
       >>> import jax.numpy as jnp
       >>> from jqobs.arguments import name_leaves
       >>> name_leaves(lambda params, x: x, ({"up": jnp.ones(3)}, jnp.ones(2)), {}, 0)
-      [(Leaf(path=('up',), rank=2), True), (Leaf(path=('x',), rank=0), False)]
+      [(Leaf(path=('up',), rank=2, argument=0), True), (Leaf(path=('x',), rank=0, argument=1), False)]
     """
-    is_parameter = _parameter_test(params, len(args))
-    named, leaves = _argument_names(function, args), []
+    names = _argument_names(function, len(args))
+    is_parameter = _parameter_test(params, len(args) if not kwargs else max(len(args), len(names)))
+    leaves = []
     for path, leaf in jax.tree_util.tree_leaves_with_path((tuple(args), dict(kwargs))):
         if _is_array(leaf):
             where: Any = path[1]
-            is_positional, keys = path[0].idx == 0, _keys(path[2:])
-            name = named[where.idx] if is_positional else str(where.key)
-            which = where.idx if is_positional else None
-            named_leaf = Leaf(keys) if keys else Leaf((name,), rank=0)
+            keys, is_positional = _keys(path[2:]), path[0].idx == 0
+            name = names[where.idx] if is_positional else str(where.key)
+            which = names.index(name) if name in names else len(names)
+            named_leaf = Leaf(keys or (name,), rank=2 if keys else 0, argument=which)
             leaves.append((named_leaf, is_parameter(which, "/".join((name, *keys)))))
     return leaves
 
 
-def find_closed_over(function: Callable[..., Any]) -> dict[int, Leaf]:
-    """The arrays that a function can reach without an argument, by their identity.
+def find_closed_over(function: Callable[..., Any]) -> ClosedOver:
+    """The arrays and the models that a function can reach without an argument.
+
+    Only names depend on what is found, so that whatever cannot be looked into is passed over.
 
     Example:
       >>> import jax.numpy as jnp
       >>> from jqobs.arguments import find_closed_over
       >>> params = {"up": jnp.ones(3)}
-      >>> [leaf.path for leaf in find_closed_over(lambda x: params["up"] * x).values()]
+      >>> [leaf.path for leaf in find_closed_over(lambda x: params["up"] * x).arrays.values()]
       [('up',)]
     """
-    found: dict[int, Leaf] = {}
+    arrays: dict[int, Leaf] = {}
+    models: set[str] = set()
     visited: set[int] = set()
 
     def collect(name: str | None, value: Any, depth: int) -> None:
-        if id(value) in visited or inspect.ismodule(value) or isinstance(value, type):
+        is_large = isinstance(value, dict | list | tuple | set) and len(value) > _LARGE
+        if id(value) in visited or inspect.ismodule(value) or is_large:
             return
         visited.add(id(value))
-        try:
-            leaves = jax.tree_util.tree_leaves_with_path(value)
-        except Exception:  # Whatever it is, it is not a container of arrays.
+        if isinstance(value, type):
+            if hasattr(value, "init") and hasattr(value, "apply"):
+                models.add(value.__name__)
             return
-        for path, leaf in leaves:
-            if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+            if _is_array(leaf) and not isinstance(leaf, int | float | complex):
                 keys = _keys(path)
                 if keys or name:
-                    found.setdefault(id(leaf), Leaf(keys) if keys else Leaf((str(name),), rank=1))
+                    arrays.setdefault(id(leaf), Leaf(keys) if keys else Leaf((str(name),), rank=1))
+            elif hasattr(leaf, "init") and hasattr(leaf, "apply"):
+                models.add(type(leaf).__name__)
             elif depth < 3 and callable(leaf):
-                reach(leaf, depth + 1)
+                attempt(reach, leaf, depth + 1)
 
     def reach(function: Any, depth: int) -> None:
         if isinstance(function, functools.partial):
-            for i, value in enumerate(function.args):
-                collect(f"arg{i}", value, depth)
+            for place, value in enumerate(function.args):
+                attempt(collect, f"arg{place}", value, depth)
             for name, value in function.keywords.items():
-                collect(name, value, depth)
+                attempt(collect, name, value, depth)
             function = function.func
         if (owner := getattr(function, "__self__", None)) is not None:
-            collect(None, owner, depth)
+            attempt(collect, None, owner, depth)
         function = inspect.unwrap(function)
         package = (getattr(function, "__module__", None) or "").split(".")[0]
         if not inspect.isroutine(function) or package in {"jax", "flax"}:
             return
-        try:
-            variables = inspect.getclosurevars(function)
-        except (TypeError, ValueError):
-            return
+        variables = inspect.getclosurevars(function)
         for name, value in {**variables.nonlocals, **variables.globals}.items():
-            collect(name, value, depth)
+            attempt(collect, name, value, depth)
 
-    reach(function, 0)
-    return found
+    def attempt(look: Callable[..., None], *arguments: Any) -> None:
+        with contextlib.suppress(Exception):
+            look(*arguments)
+
+    attempt(reach, function, 0)
+    return ClosedOver(arrays, frozenset(models))
+
+
+_LARGE = 10_000
+"""A container with more entries than that holds no parameters of a model, and would take long to go through."""
 
 
 def _is_array(leaf: Any) -> bool:
@@ -153,25 +182,29 @@ def _keys(path: Iterable[Any]) -> Path:
     return tuple(name for _, name in keys)
 
 
-def _argument_names(function: Callable[..., Any], args: Sequence[Any]) -> list[str]:
+def _argument_names(function: Callable[..., Any], count: int) -> list[str]:
+    """The names of the positional parameters, at least `count` of them."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         parameters = []
-    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return [positional[i] if i < len(positional) else f"arg{i}" for i in range(len(args))]
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return names + [f"arg{place}" for place in range(len(names), count)]
 
 
-def _parameter_test(params: Any, count: int) -> Callable[[int | None, str], bool]:
+def _parameter_test(params: Any, count: int) -> Callable[[int, str], bool]:
     if params is None:
         return lambda which, path: False
     if callable(params):
         return lambda which, path: bool(params(path))
-    numbers: Any = [params] if isinstance(params, int) and not isinstance(params, bool) else params
-    is_numbers = isinstance(numbers, tuple | list) and all(type(n) is int for n in numbers)
-    if not is_numbers or not all(-count <= n < count for n in numbers):
+    try:
+        is_one = hasattr(params, "__index__") and not isinstance(params, bool)
+        several: Any = [params] if is_one else params
+        numbers = [operator.index(number) for number in several]
+        assert not isinstance(params, str | bool) and all(-count <= number < count for number in numbers)  # noqa: PT018
+    except (TypeError, AssertionError):
         raise ValueError(
             f"params must be numbers of the {count} arguments, or a function of the path of a leaf; got {params!r}"
-        )
-    chosen = {n % count for n in numbers}
+        ) from None
+    chosen = {number % count for number in numbers}
     return lambda which, path: which in chosen

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jqobs.arguments import Arguments
+from jqobs.checkpoint import load, save
 from jqobs.lifting import as_values
+from jqobs.merging import check_merges, merge_stacked
 from jqobs.observer import Observer, State
 from jqobs.progress import shown
+from jqobs.spreading import on_each_device, spread_arguments, spread_over_all, with_automatic_axes
 
 
 def calibrate(
@@ -21,6 +26,10 @@ def calibrate(
     *,
     state: State = None,
     progress: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
+    every: int | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+    deferred: bool = False,
 ) -> State:
     """Runs a calibration over batches and returns its state.
 
@@ -35,15 +44,24 @@ def calibrate(
       state: Where to continue; it is copied, not donated. A function needs one to begin with, the others make their
         own.
       progress: Whether to show a progress bar (extra `progress`).
+      checkpoint: A path to save to (extra `checkpoint`). If there is a file, the run that wrote it is taken up: called
+        again with the same arguments, after it was killed at any moment, it ends with the bits of an uninterrupted run.
+        A finished run leaves its last state there, and called again returns it.
+      every: After how many batches to save; None for only at the end.
+      mesh: Devices to spread every batch over. What `step` calls parameters is copied to all of them, every other array
+        is split on its leading axis. A batch that does not divide is not padded: it runs on all devices alike.
+      deferred: Whether each device of the mesh keeps a state of its own, merged once at the end: then no step has a
+        collective at all. The unit of `mean_min_max` is then the part of a batch that a device gets.
 
     Returns:
       The state after the last batch.
 
     Raises:
       ValueError: No batches (such as a generator that was used up before), a function without a state, or one that does
-        not return `(out, state)`.
-      Exception: Whatever a batch or its update raises, with the state so far as its attribute `state`. (Not if a
-        compiled step fails while it runs: it holds the state then.)
+        not return `(out, state)`; `deferred` without a mesh, or of an observer that cannot be merged; a checkpoint of
+        more batches than there are, or of another calibration.
+      Exception: Whatever a batch, its update or a checkpoint raises, with the state so far as its attribute `state`.
+        (Not if a compiled step fails while it runs: it holds the state then.)
 
     Example:
       >>> import jax.numpy as jnp, jqobs
@@ -52,29 +70,123 @@ def calibrate(
       >>> state.min_val.item(), state.max_val.item()
       (-1.0, 3.0)
     """
-    init, advance = _parts(step)
-    if state is None and init is None:
+    loop = _loop_of(step, mesh, deferred)
+    if state is None and not loop.begins:
         raise ValueError(f"state must be given where step is a function: nothing says how to make one for {step!r}")
-    # The first donation must not take the caller's buffers.
-    state = None if state is None else jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), state)
-    done = 0
+    if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
+        raise ValueError(f"every must be a whole number of batches, at least 1; got {every!r}")
+    if every is not None and checkpoint is None:
+        raise ValueError(f"every={every} needs checkpoint=, a path to save to")
+    resumes = checkpoint if checkpoint is not None and os.path.lexists(checkpoint) else None
+    running, done, saved = None, 0, 0
+
+    def keep() -> int:
+        assert checkpoint is not None
+        save(checkpoint, {"state": running, "done": np.uint32(done)})
+        return done
+
     try:
         for batch in shown(batches, "calibrate", progress=progress):
             arguments = batch if isinstance(batch, tuple) and not hasattr(batch, "_fields") else (batch,)
-            if state is None:
-                state = init(*arguments)
-            if state is not None:
-                state = advance(state, *arguments)
+            if running is None:
+                running = loop.begin(state, *arguments)
+                if running is not None and resumes is not None:
+                    read = load(resumes, {"state": running, "done": np.uint32(0)})
+                    running, saved = loop.place(read["state"]), int(read["done"])
+            if running is not None and done >= saved:
+                running = loop.advance(running, *arguments)
             done += 1
+            if running is not None and every is not None and done > saved and done % every == 0:
+                saved = keep()
+        if done < saved:
+            raise ValueError(
+                f"batches hold {done} batches, and {checkpoint} was saved after {saved}: not the same ones"
+            )
+        if running is not None and checkpoint is not None and done > saved:
+            saved = keep()
     except BaseException as error:
-        _keep(error, state, done)
+        _keep(error, loop, running, done)
         raise
-    if state is None or not done:
+    if running is None or not done:
         raise ValueError(
             f"batches must hold at least one batch with data; got {done} batches from {batches!r}. "
             "Was a generator used up before?"
         )
-    return state
+    return loop.finish(running)
+
+
+class _Loop(NamedTuple):
+    """What a loop does: how it begins, goes on and ends. Between, its state may be more than one state."""
+
+    begins: bool  # Whether it can begin without a state.
+    begin: Callable[..., Any]  # (state or None, *arguments) -> running; None if the arguments do not say enough.
+    place: Callable[[Any], Any]  # (running) -> running, where it belongs; after it was loaded.
+    advance: Callable[..., Any]  # (running, *arguments) -> running
+    finish: Callable[[Any], State]  # (running) -> state
+
+
+def _loop_of(step: Any, mesh: jax.sharding.Mesh | None, deferred: bool) -> _Loop:
+    init, advance = _parts(step)
+
+    def begin(state: State, *arguments: Any) -> State:
+        # The first donation must not take the caller's buffers.
+        return init(*arguments) if state is None else jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), state)
+
+    alone = _Loop(init is not None, begin, lambda running: running, advance, lambda running: running)
+    if mesh is None:
+        if deferred:
+            raise ValueError("deferred=True needs mesh=: without one there is a single state")
+        return alone
+    if not isinstance(mesh, jax.sharding.Mesh):
+        raise ValueError(f"mesh must be a jax.sharding.Mesh, such as jax.make_mesh((8,), ('data',)); got {mesh!r}")
+    mesh = with_automatic_axes(mesh)
+    parameters = getattr(step, "find_parameters", lambda *arguments: jax.tree.map(lambda leaf: False, arguments))
+    if not deferred:
+
+        def place(running: State) -> State:
+            return spread_over_all(mesh, running)
+
+        return alone._replace(
+            begin=lambda state, *arguments: place(begin(state, *arguments)),
+            place=place,
+            advance=lambda running, *arguments: advance(
+                running, *spread_arguments(mesh, arguments, parameters(*arguments)).arguments
+            ),
+        )
+    if init is None:
+        raise ValueError(f"deferred=True needs an Observer or a calibration, that says how to merge; got {step!r}")
+    check_merges("deferred=True", step)
+    return _deferred(step, mesh, alone, parameters)
+
+
+def _deferred(step: Any, mesh: jax.sharding.Mesh, alone: _Loop, parameters: Callable[..., Any]) -> _Loop:
+    """A state for each device along a leading axis, and one more for all batches that do not divide."""
+    own = jax.sharding.NamedSharding(mesh, jax.P(mesh.axis_names))
+    update = _update_of(step)
+
+    def place(running: Any) -> Any:
+        return {"each": jax.device_put(running["each"], own), "rest": spread_over_all(mesh, running["rest"])}
+
+    def begin(state: State, *arguments: Any) -> Any:
+        empty = alone.begin(None, *arguments)
+        if empty is None:
+            return None
+        states = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (mesh.size, *leaf.shape)), empty)
+        return place({"each": states, "rest": empty if state is None else alone.begin(state, *arguments)})
+
+    advance_each = jax.jit(functools.partial(on_each_device, update, mesh), static_argnums=1, donate_argnums=0)
+
+    def advance(running: Any, *arguments: Any) -> Any:
+        spread = spread_arguments(mesh, arguments, parameters(*arguments))
+        if spread.is_split:
+            return {**running, "each": advance_each(running["each"], spread.specs, spread.arguments)}
+        return {**running, "rest": alone.advance(running["rest"], *spread.arguments)}
+
+    def finish(running: Any) -> State:
+        running = jax.device_get(running)
+        return step.merge(merge_stacked(step, running["each"]), running["rest"])
+
+    return _Loop(True, begin, place, advance, finish)
 
 
 def _parts(step: Any) -> tuple[Any, Callable[..., State]]:
@@ -90,6 +202,12 @@ def _parts(step: Any) -> tuple[Any, Callable[..., State]]:
     raise ValueError(f"step must be an Observer, a calibration or a function; got {step!r}")
 
 
+def _update_of(step: Any) -> Callable[..., State]:
+    if isinstance(step, Observer):
+        return lambda state, x, mask=None: step.update(state, x, mask=mask)
+    return lambda state, *arguments: step.update(state, *arguments)[1]
+
+
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _update(observer: Observer, state: State, x: jax.Array, mask: Any) -> State:
     return observer.update(state, x, mask=mask)
@@ -98,8 +216,9 @@ def _update(observer: Observer, state: State, x: jax.Array, mask: Any) -> State:
 def _compiled(step: Callable[..., Any]) -> Callable[..., State]:
     """Compiled anew for every calibration: what a function closes over may have changed since the last."""
 
-    def advance(state: State, *arguments: Any) -> State:
-        result = step(state, *arguments)
+    @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+    def advance(form: Arguments, state: State, arrays: list[Any]) -> State:
+        result = step(state, *form.restore(arrays)[0])
         pair = isinstance(result, tuple) and len(result) == 2 and not hasattr(result, "_fields")
         if not pair or jax.tree.structure(result[1]) != jax.tree.structure(state):
             raise ValueError(
@@ -108,13 +227,19 @@ def _compiled(step: Callable[..., Any]) -> Callable[..., State]:
             )
         return result[1]
 
-    return jax.jit(advance, donate_argnums=0)
+    def run(state: State, *arguments: Any) -> State:
+        form, arrays = Arguments.split(arguments, {})
+        return advance(form, state, arrays)
+
+    return run
 
 
-def _keep(error: BaseException, state: State, done: int) -> None:
+def _keep(error: BaseException, loop: _Loop, running: Any, done: int) -> None:
     """Hands what was collected over with the error."""
-    if not done or any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
+    if running is None or not done:
+        error.add_note(f"calibrate: failed in batch {done + 1}, before anything was collected")
+    elif any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(running)):
         error.add_note(f"calibrate: failed in batch {done + 1}, while it held the state")
-        return
-    error.state = state  # pyright: ignore[reportAttributeAccessIssue]
-    error.add_note(f"calibrate: the {done} batches before are not lost; their state is `error.state`")
+    else:
+        error.state = loop.finish(running)  # pyright: ignore[reportAttributeAccessIssue]
+        error.add_note(f"calibrate: the {done} batches before are not lost; their state is `error.state`")

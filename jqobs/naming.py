@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 Path = tuple[str, ...]
@@ -31,12 +31,17 @@ class Unnamed(NamedTuple):
     sources: tuple[int, ...]
 
 
-def name_operations(operations: Sequence[Unnamed]) -> list[str]:
+def name_operations(operations: Sequence[Unnamed], models: Collection[str] = ()) -> list[str]:
     """Names each of the operations of a program: "/"-separated, unlike any other, and free of glob characters.
 
     A Linen module names its operations by its path, a scope that the user gave stands in front, and elsewhere the leaf
     that feeds a weight names the operation (`layers/3/mlp/up`). One without a weight is named by its einsum, or by its
     primitive, beside those that its operands come from.
+
+    Args:
+      operations: The operations, in the order of the program.
+      models: The names of classes of models. A Linen model opens a scope under that name around all else, which is no
+        part of any module path.
 
     Example:
       >>> from jqobs.naming import Unnamed, name_operations
@@ -44,14 +49,11 @@ def name_operations(operations: Sequence[Unnamed]) -> list[str]:
       >>> name_operations([up, up, Unnamed("dot_general", (), None, (0, 1))])
       ['mlp/up', 'mlp/up_1', 'mlp/dot_general']
     """
-    scopes = [_modules(operation.scope) for operation in operations]
-    roots = {root for operation, scope in zip(operations, scopes, strict=True) for root in _roots(scope, operation)}
     names: list[str] = []
-    for operation, scope in zip(operations, scopes, strict=True):
-        for root in roots:
-            if scope[: len(root)] == root and len(scope) > len(root):
-                scope = scope[: len(root) - 1] + scope[len(root) :]
-                break
+    for operation in operations:
+        scope = _modules(operation.scope)
+        root = next((place for place, name in enumerate(scope[:-1]) if name in models), None)
+        scope = scope if root is None else scope[:root] + scope[root + 1 :]
         name = re.sub(r"[*?\[\]\s]", "_", "/".join(_path(operation, scope, names)))
         names.append(_unlike(names, name))
     return names
@@ -76,17 +78,6 @@ def _own(leaf: Path) -> Path:
     """The part of the path of a leaf that tells it from others: without the collection and a last `kernel`."""
     leaf = leaf[1:] if leaf[:1] == ("params",) and len(leaf) > 1 else leaf
     return leaf[:-1] if _PLAIN_LEAVES.intersection(leaf[-1:]) else leaf
-
-
-def _roots(scope: Path, operation: Unnamed) -> list[Path]:
-    """The scopes that a nameless Linen model opens under the name of its class, which is no part of any module path:
-    known by the weights, whose path in the variables is that of the scopes inside.
-    """
-    module = (operation.leaf or ())[:-1]
-    module = module[1:] if module[:1] == ("params",) else module
-    inner = scope[-len(module) :] if module else ()
-    root = scope[: len(scope) - len(module)]
-    return [root] if inner and inner == module and root and root[-1][:1].isupper() else []
 
 
 def _modules(scope: Path) -> Path:

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jqobs.arguments import Arguments
+from jqobs.arguments import Arguments, name_leaves
 from jqobs.granularity import Granularity
+from jqobs.meshes import vary_like
 from jqobs.observer import Observer, State
 from jqobs.progress import shown
 from jqobs.qconfig import QConfig, assign_observers, bind_channels, find_sites, suggest
@@ -120,7 +121,7 @@ class Calibration:
 
     def update(self, state: Mapping[str, State], *args: Any, **kwargs: Any) -> tuple[Any, dict[str, State]]:
         """Calls the function on a batch: its result, with the bits of `jax.jit(fn)`, and the state after the batch."""
-        return self._run(dict(state), args, kwargs)
+        return self._run(state, args, kwargs)
 
     def merge(self, a: Mapping[str, State], b: Mapping[str, State]) -> dict[str, State]:
         """The state of two streams together."""
@@ -160,6 +161,8 @@ class Calibration:
         states = dict(state)
         for group in self._traced("groups"):
             members = [name for name in group if name in chosen]
+            if not members:
+                continue
             for name in members[1:]:
                 states[members[0]] = _merge(chosen[members[0]], states[members[0]], state[name])
             states.update((name, states[members[0]]) for name in members)
@@ -168,12 +171,21 @@ class Calibration:
             warnings.warn(f"nothing was seen inside {', '.join(unseen)}; what is in there stays in float", stacklevel=2)
         return calculate_site_qparams({name: (observer, states[name]) for name, observer in chosen.items()})
 
+    def find_parameters(self, *args: Any) -> Any:
+        """A tree of flags like the arguments: which of their leaves hold weights."""
+        form, _ = Arguments.split(args, {})
+        flags = form.restore([is_parameter for _, is_parameter in name_leaves(self.fn, args, {}, self.params)])[0]
+        return jax.tree.map(lambda flag: flag is True, flags)
+
     @functools.cached_property
     def _run(self) -> Callable[..., tuple[Any, dict[str, State]]]:
         return _compiled_unless_traced(self._step)
 
     def _step(self, state: dict[str, State], args: Any, kwargs: Any) -> tuple[Any, dict[str, State]]:
+        if not isinstance(state, Mapping):
+            raise ValueError(f"state must be a dict of states by site, such as init returns; got {state!r}")
         program, chosen = self._trace(args, kwargs)
+        state = vary_like(dict(state), program.inputs)
         missing = sorted(chosen.keys() - state.keys())
         if missing:
             raise ValueError(
@@ -195,14 +207,16 @@ class Calibration:
 
     def _trace(self, args: Any, kwargs: Any) -> tuple[Program, dict[str, Observer]]:
         program = trace(self.fn, args, kwargs, self.params)
-        chosen = _bind(assign_observers(self.observers, program.sites), program.sites)
+        # A pattern may be for what another call has shown: the function may depend on flags.
+        known = {**self.known.get("sites", {}), **program.sites}
+        everything = _bind(assign_observers(self.observers, known), known)
+        chosen = {name: observer for name, observer in everything.items() if name in program.sites}
         asks = isinstance(self.observers, QConfig) and self.observers.weight is not None and self.params is None
         if asks and program.sites and not any(site.is_weight for site in program.sites.values()):
             warnings.warn("no operand is a weight; say with params= which arguments hold them", stacklevel=3)
-        groups = _resolve(self.groups, program.sites, chosen)
-        for key, found in (("sites", program.sites), ("observers", chosen)):
-            self.known.setdefault(key, {}).update(found)
-        self.known.update(groups=groups, unseen=program.unseen)
+        groups = _resolve(self.groups, known, everything)
+        unseen = tuple(dict.fromkeys((*self.known.get("unseen", ()), *program.unseen)))
+        self.known.update(sites=known, observers=everything, groups=groups, unseen=unseen)
         return program, chosen
 
     def _traced(self, key: str) -> Any:
@@ -256,7 +270,9 @@ def simulate(
 
     Args:
       fn: The function, as it was given to `observe`.
-      qparams: The grids by the names of the sites; a site without one stays in float.
+      qparams: The grids by the names of the sites; a site without one stays in float. They may be arguments of a
+        function of yours, so that many sets share one program: `jax.jit(lambda qparams, *args: jqobs.simulate(fn,
+        qparams)(*args))`.
       params: As in `observe`; needed only where scans of equal length lie in one another and only some are stacks.
 
     Returns:
@@ -276,7 +292,7 @@ def simulate(
       >>> round(quantized(*args).item(), 3)  # 4/3 * 1/3 + 2 * 1 in place of 1 * 0.3 + 2 * 1
       2.444
     """
-    grids = dict(qparams)
+    grids = _checked_grids(fn, qparams)
 
     def step(state: None, args: Any, kwargs: Any) -> tuple[Any, None]:
         return _simulated(fn, grids, params, args, kwargs, _round), state
@@ -328,26 +344,42 @@ def sensitivity(
       >>> {name: round(each, 3) for name, each in cost.items()}
       {'w/lhs': 0.1, 'w/rhs': 0.033}
     """
-    names = list(qparams)
+    grids = _checked_grids(fn, qparams)
+    names = list(grids)
+    if not callable(metric):
+        raise ValueError(f"metric must be a function (out, reference) -> number; got {metric!r}")
 
-    @jax.jit
-    def measure(chosen: jax.Array, reference: Any, args: Any) -> jax.Array:
+    @functools.partial(jax.jit, static_argnums=0)
+    def measure(form: Arguments, chosen: jax.Array, reference: Any, arrays: list[Any]) -> jax.Array:
         def visit(site: Site, x: jax.Array, grid: QParams) -> tuple[jax.Array, QParams]:
             is_chosen = chosen == names.index(site.name)
             return jax.lax.cond(is_chosen, lambda x: _round(site, x, grid)[0], lambda x: x, x), grid
 
-        out = _simulated(fn, dict(qparams), params, args, {}, visit)
-        return jnp.asarray(metric(out, reference), jnp.float32)
+        args, kwargs = form.restore(arrays)
+        value = jnp.asarray(metric(_simulated(fn, grids, params, args, kwargs, visit), reference), jnp.float32)
+        if value.shape:
+            raise ValueError(f"metric must return a number; it returned an array of shape {value.shape}")
+        return value
 
-    reference_of, total, count = jax.jit(lambda args: fn(*args)), np.zeros(len(names)), 0
-    for batch in shown(batches, "sensitivity", progress=progress):
+    reference_of = jax.jit(lambda form, arrays: fn(*form.restore(arrays)[0]), static_argnums=0)
+    total, count = np.zeros(len(names)), 0
+    for batch in batches:
         args = batch if isinstance(batch, tuple) and not hasattr(batch, "_fields") else (batch,)
-        reference = reference_of(args)
-        total += [float(measure(jnp.int32(i), reference, args)) for i in range(len(names))]
-        count += 1
+        form, arrays = Arguments.split(args, {})
+        reference, count = reference_of(form, arrays), count + 1
+        each = shown(range(len(names)), f"sensitivity, batch {count}", progress=progress)
+        total += [float(measure(form, jnp.int32(i), reference, arrays)) for i in each]
     if not count:
         raise ValueError(f"batches must hold at least one batch; got {batches!r}. Was a generator used up before?")
     return dict(zip(names, (total / count).tolist(), strict=True))
+
+
+def _checked_grids(fn: Any, qparams: Any) -> dict[str, QParams]:
+    if not callable(fn):
+        raise ValueError(f"fn must be a function; got {fn!r}")
+    if not isinstance(qparams, Mapping) or not all(isinstance(each, QParams) for each in qparams.values()):
+        raise ValueError(f"qparams must be a dict of QParams by site, as calculate_qparams returns; got {qparams!r}")
+    return dict(qparams)
 
 
 def _simulated(fn: Any, grids: dict[str, QParams], params: Any, args: Any, kwargs: Any, visit: Any) -> Any:
@@ -430,7 +462,9 @@ def _merge(observer: Observer, a: State, b: State) -> State:
 def _groups(share: Any) -> tuple[tuple[str, ...], ...]:
     if share is None:
         return ()
-    entries = [share] if isinstance(share, str) else list(share)
+    entries = [share] if isinstance(share, str) else share
+    if not isinstance(entries, list | tuple) or not all(isinstance(entry, str | list | tuple) for entry in entries):
+        raise ValueError(f"share must be a pattern, or a list of patterns and of tuples of patterns; got {share!r}")
     return tuple((entry,) if isinstance(entry, str) else tuple(entry) for entry in entries)
 
 
@@ -455,8 +489,19 @@ def _resolve(
                     f"share: the sites of a group must have one observer; {members[0]} has {chosen[members[0]]!r} and "
                     f"{name} has {chosen[name]!r}"
                 )
+            if _form_of(name, sites, chosen) != _form_of(members[0], sites, chosen):
+                raise ValueError(
+                    f"share: the sites of a group must have states of one shape; that of {members[0]} is for "
+                    f"{sites[members[0]].shape}, that of {name} for {sites[name].shape}"
+                )
         resolved.append(members)
     return resolved
+
+
+def _form_of(name: str, sites: Mapping[str, Site], chosen: Mapping[str, Observer]) -> Any:
+    site, observer = sites[name], chosen[name]
+    state = jax.eval_shape(observer.init, jax.ShapeDtypeStruct(site.shape, site.dtype))
+    return site.stack, [leaf.shape for leaf in jax.tree.leaves(state)]
 
 
 def _check_known(state: Mapping[str, State], observers: Mapping[str, Observer]) -> None:

@@ -25,4 +25,4 @@ def shown(items: Iterable[T], what: str, *, progress: bool) -> Iterator[T]:
         from tqdm.auto import tqdm
     except ImportError as error:
         raise ImportError("progress=True needs tqdm: pip install 'jqobs[progress]'") from error
-    return iter(tqdm(items, desc=what, unit=" batches"))
+    return iter(tqdm(items, desc=what, unit="batch"))

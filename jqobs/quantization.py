@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jqobs.arithmetic import divide, hide
+from jqobs.meshes import lay_like
 from jqobs.qparams import QParams
 
 
@@ -58,7 +59,7 @@ def dequantize(codes: jax.Array, qparams: QParams) -> jax.Array:
       Array([0. , 1.5], dtype=float32)
     """
     codes = jnp.asarray(codes)
-    scale, zero_point = qparams.spread(codes.shape)
+    scale, zero_point = _spread(qparams, codes)
     return _real(codes.astype(jnp.float32), scale, zero_point)
 
 
@@ -100,7 +101,7 @@ def fake_quantize(x: jax.Array, qparams: QParams) -> jax.Array:
 @jax.custom_jvp
 def _straight_through(x: jax.Array, qparams: QParams) -> jax.Array:
     code, zero_point = _unclipped_code(x, qparams)
-    scale, _ = qparams.spread(x.shape)
+    scale, _ = _spread(qparams, x)
     on_grid = _real(jnp.clip(code, qparams.qdtype.quant_min, qparams.qdtype.quant_max), scale, zero_point)
     # The last code may lie beyond the largest value of a half type: a cast would make an infinity of it.
     largest = float(jnp.finfo(x.dtype).max)
@@ -149,7 +150,7 @@ def learned_scale(x: jax.Array, qparams: QParams) -> jax.Array:
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"x must be floating; got {x.dtype}")
-    scale, zero_point = qparams.spread(x.shape)
+    scale, zero_point = _spread(qparams, x)
     grid = qparams.qdtype
     code = jnp.round(divide(x.astype(jnp.float32), jax.lax.stop_gradient(scale))) + zero_point
     slope = jnp.where(
@@ -170,6 +171,11 @@ def _real(code: jax.Array, scale: jax.Array, zero_point: jax.Array) -> jax.Array
     return hide(real, behind=code)  # Or it would be contracted with what the caller adds to it.
 
 
-def _unclipped_code(x: jax.Array, qparams: QParams) -> tuple[jax.Array, jax.Array]:
+def _spread(qparams: QParams, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     scale, zero_point = qparams.spread(x.shape)
+    return lay_like(scale, x), lay_like(zero_point, x)
+
+
+def _unclipped_code(x: jax.Array, qparams: QParams) -> tuple[jax.Array, jax.Array]:
+    scale, zero_point = _spread(qparams, x)
     return jnp.round(divide(x.astype(jnp.float32), scale)) + zero_point, zero_point

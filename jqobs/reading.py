@@ -37,6 +37,9 @@ def calculate_site_qparams(sites: Mapping[str, tuple[Observer, State]]) -> dict[
             unseen.append(name)
         except NoQParamsError:
             continue
+        except ValueError as error:
+            error.add_note(f"at {name or 'the model itself'}")
+            raise
     named = ", ".join(name or "the model itself" for name in unseen)
     if unseen and not qparams:
         raise NotCalibratedError(f"none of the observers has seen data: {named}")

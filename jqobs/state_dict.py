@@ -70,7 +70,7 @@ def fill_states(
     for key, (is_free, shape, dtype) in expected.items():
         if key in given:
             have, fits = given[key], given[key].shape == shape
-            if is_free and dtype != bool:
+            if is_free and dtype.kind != "b":
                 front, own = have.shape[: have.ndim - len(shape)], have.shape[have.ndim - len(shape) :]
                 fits = own == shape and channels.setdefault(_layer_of(key, states), front) == front
             if not fits or not np.can_cast(have.dtype, dtype, "same_kind"):

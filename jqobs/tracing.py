@@ -8,6 +8,7 @@ for each construct, which says what is known of its results (`flow`) and how it 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ import numpy as np
 from jax._src import source_info_util
 from jax.extend.core import Literal, jaxprs_in_params
 
-from jqobs.arguments import Arguments, Leaf, find_closed_over, name_leaves
+from jqobs.arguments import Arguments, ClosedOver, Leaf, find_closed_over, name_leaves
 from jqobs.naming import Path, Unnamed, name_operations
 
 _SUPPORTED = "0.10 to 0.12"
@@ -49,7 +50,7 @@ class Site:
       name: The name of the operation and the side: `layers/3/mlp/up/lhs`.
       operation: The name of the operation.
       primitive: `dot_general`, `conv_general_dilated` or `ragged_dot_general`.
-      side: `lhs`, `rhs` or `out`.
+      side: `lhs`, `rhs` or `out`: those of the primitive. (`jnp.einsum` may exchange the operands that it is given.)
       is_weight: Whether it depends on parameters, or on arrays that the function closes over, and on nothing else.
       shape: Its shape where it is used; inside a scan that of one iteration.
       dtype: Its dtype.
@@ -186,7 +187,7 @@ def evaluate(program: Program, visitor: Visitor, memory: Mapping[str, Any]) -> t
 class _Analysis:
     """Carries facts through a program, and lists the operations on the way."""
 
-    def __init__(self, closed_over: Mapping[int, Leaf]) -> None:
+    def __init__(self, closed_over: ClosedOver) -> None:
         self.closed_over = closed_over
         self.operations: list[tuple[Unnamed, dict[str, Site], _Step]] = []
         self.unseen: list[str] = []
@@ -222,10 +223,10 @@ class _Analysis:
                 results, plans = into.flow(self, eqn, given, around, loops, record)
                 if any(plans):
                     plan[place] = _Step(inner=tuple(plans))
-            elif record and any(map(_holds_product, jaxprs_in_params(eqn.params))):
-                self.unseen.append("/".join((*around, eqn.primitive.name)))
-            elif eqn.primitive.name in _VIEWS and all(fact.kind == CONSTANT for fact in given[1:]):
-                results = [given[0]] * len(eqn.outvars)
+            elif any(map(_holds_product, jaxprs_in_params(eqn.params))):
+                self.unseen += ["/".join((*around, eqn.primitive.name))] * record
+            else:
+                results = [Fact(kind, _made_of(given), sources)] * len(eqn.outvars)
             known.update(zip(eqn.outvars, results, strict=True))
         out = [self.fact_of_constant(v.val) if isinstance(v, Literal) else known[v] for v in inner.outvars]
         return out, plan
@@ -234,13 +235,15 @@ class _Analysis:
         """Arrays that the function closes over are parameters; numbers are not."""
         if not np.ndim(value):
             return Fact(CONSTANT)
-        return Fact(PARAMETER, self.closed_over.get(id(value)))
+        return Fact(PARAMETER, self.closed_over.arrays.get(id(value)))
 
     def operation(self, eqn: Any, given: Sequence[Fact], scope: Path, loops: tuple[Any, ...]) -> _Step | None:
         """Lists an operation. Its sites have no name yet: that depends on all the others."""
         left, right = given[:2]
-        leaves = [fact.leaf for fact in (right, left) if fact.leaf is not None]
-        leaf = max(leaves, key=lambda leaf: (leaf.rank, len(leaf.path)), default=None)
+        leaves = [fact.leaf for fact in (right, left) if fact.leaf is not None and (fact.leaf.rank or not scope)]
+        # By convention parameters are the first argument. Which they really are does not count, since a simulation of
+        # the same function is not told.
+        leaf = max(leaves, key=lambda leaf: (leaf.rank, -leaf.argument if leaf.rank == 2 else 0), default=None)
         unnamed = Unnamed(
             primitive=eqn.primitive.name,
             scope=scope,
@@ -277,13 +280,21 @@ class _Analysis:
         """Names the sites, and tells every step which are inside."""
         every = {}
         for (_, sites, step), operation in zip(
-            self.operations, name_operations([unnamed for unnamed, _, _ in self.operations]), strict=True
+            self.operations,
+            name_operations([unnamed for unnamed, _, _ in self.operations], self.closed_over.models),
+            strict=True,
         ):
             for side, site in sites.items():
                 name = f"{operation}/{side}"
                 step.sites[side] = every[name] = dataclasses.replace(site, name=name, operation=operation)
         _gather(plan)
         return every, tuple(dict.fromkeys(self.unseen))
+
+
+def _made_of(facts: Sequence[Fact]) -> Leaf | None:
+    """The leaf that a value shows, in another form or together with others of the same tree."""
+    shown = [fact.leaf for fact in facts if fact.kind != CONSTANT]
+    return functools.reduce(lambda a, b: None if a is None or b is None else a.beside(b), shown) if shown else None
 
 
 def _gather(plan: Plan) -> list[Site]:
@@ -333,33 +344,6 @@ _SIDES: dict[str, Callable[[Any, str, int], int | None]] = {
 }
 """The products, and for each where the output features of an operand are."""
 
-_VIEWS = {
-    "broadcast_in_dim",
-    "convert_element_type",
-    "copy",
-    "copy_p",
-    "device_put",
-    "dynamic_slice",
-    "expand_dims",
-    "gather",
-    "mesh_cast",
-    "optimization_barrier",
-    "pcast",
-    "pvary",
-    "reduce_precision",
-    "reshape",
-    "reshard",
-    "rev",
-    "sharding_constraint",
-    "slice",
-    "split",
-    "squeeze",
-    "stop_gradient",
-    "transpose",
-}
-"""What shows an array in another form; with indices only where these are constant."""
-
-
 # --- Running
 
 
@@ -386,6 +370,12 @@ def _run(
         if aside and not eqn.outvars:
             continue
         step = plan.get(place)
+        if aside and step is None and eqn.effects and eqn.primitive.name in _INTO:
+            step = _Step(inner=({}, {}))  # Has an effect inside, that is to be left out.
+            with _context(eqn):
+                results, _ = _INTO[eqn.primitive.name].run(_Call(eqn, step, {}, visitor, depth, aside), given)
+            known.update(zip(eqn.outvars, results, strict=True))
+            continue
         sites = {} if step is None else {key: site for key, site in step.sites.items() if site.name in memory}
         if step is None or not sites:
             results = _bind(eqn, given)
@@ -514,7 +504,8 @@ class _Remat(_Inline):
 class _CustomRule(_Inline):
     """A function with a derivative of its own."""
 
-    is_opaque = staticmethod(lambda eqn: True)
+    # What talks to the world must do so once: then its rule has to go.
+    is_opaque = staticmethod(lambda eqn: not any("IO" in type(effect).__name__ for effect in eqn.effects))
 
     @classmethod
     def run(cls, call: _Call, given: list[Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -538,7 +529,7 @@ _TINY = 4096
 class _Scan:
     """`jax.lax.scan`. One whose slices hold parameters is a stack of layers: a memory for every iteration."""
 
-    is_opaque = staticmethod(lambda eqn: _is_tiny(eqn.params["jaxpr"]))
+    is_opaque = staticmethod(lambda eqn: not eqn.effects and _is_tiny(eqn.params["jaxpr"]))
 
     @staticmethod
     def parts(eqn: Any) -> tuple[int, int]:
@@ -600,7 +591,7 @@ class _Scan:
 class _While:
     """`jax.lax.while_loop`: the memory is in the carry. A product in the condition is looked at beside the body."""
 
-    is_opaque = staticmethod(lambda eqn: _is_tiny(eqn.params["body_jaxpr"]))
+    is_opaque = staticmethod(lambda eqn: not eqn.effects and _is_tiny(eqn.params["body_jaxpr"]))
 
     @staticmethod
     def parts(eqn: Any, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:

@@ -622,3 +622,191 @@ def test_models_that_were_not_written_for_it(model):
     assert len(qparams) == 2 * len(names)
     quantized = jqobs.simulate(fn, qparams)(*args)
     assert 0 < np.abs(quantized - out).max() < 0.1 * np.abs(out).max()
+
+
+# --- What an audit found
+
+
+def scoped(name, inside):
+    """The function under a scope."""
+
+    def function(*args):
+        with jax.named_scope(name):
+            return inside(*args)
+
+    return function
+
+
+def names_of(fn, *args):
+    sites = jqobs.observe(fn, jqobs.min_max(), params=0).sites(*args)
+    return list(dict.fromkeys(site.operation for site in sites))
+
+
+def test_capital_scopes_of_the_user_stay():
+    fn = scoped("Model", scoped("Attention", lambda p, x: x @ p["q"]["kernel"]))
+    assert names_of(fn, {"q": {"kernel": normal(4, 4)}}, X) == ["Model/Attention/q"]
+
+    class Up(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            with jax.named_scope("Encoder"):
+                return nn.Dense(4)(x)
+
+    variables = Up().init(jax.random.key(0), X)
+    assert names_of(scoped("GPT", Up().apply), variables, X) == ["GPT/Encoder/Dense_0"]
+    assert names_of(lambda v, x: Up().apply(v, x), variables, X) == ["Encoder/Dense_0"]
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "names"),
+    [
+        (
+            lambda p, b: [b["inputs"]["image"] @ p[k] for k in "qk"],
+            ({"q": 1, "k": 1}, {"inputs": {"image": 0}}),
+            ["q", "k"],
+        ),
+        (lambda p, x: x @ (p["q"]["int"] * p["q"]["scale"]), ({"q": {"int": 1, "scale": 1}}, 0), ["q"]),
+        (lambda p, x: x @ jnp.where(x.T > 0, 0.0, 2 * p["q"]), ({"q": 1}, 0), ["x"]),
+        (lambda p, x: x @ (2 * jnp.tanh(p["q"])), ({"q": 1}, 0), ["q"]),
+        (lambda p, x: x @ jnp.concatenate([p["a"]["q"], p["a"]["k"]]), ({"a": {"q": 1, "k": 1}}, 2), ["a"]),
+    ],
+)
+def test_computed_weights_keep_their_names(fn, args, names):
+    shapes = [normal(4, 4), normal(4, 4, seed=1), normal(4, 8)]
+    args = jax.tree.map(lambda which: shapes[which], args)
+    assert names_of(fn, *args) == names
+
+
+def test_effects_happen_once():
+    seen = []
+
+    def loud(w, x):
+        def step(x, _):
+            return jax.experimental.io_callback(lambda x: seen.append(1) or x, x, x) @ w, None
+
+        return jax.lax.scan(step, x, None, length=3)[0]
+
+    @jax.custom_vjp
+    def printing(w, x):
+        return jax.jit(lambda x: (jax.debug.callback(lambda: seen.append(1)), x + 1)[1])(x) @ w
+
+    printing.defvjp(lambda w, x: (printing(w, x), (w, x)), lambda saved, g: (saved[1].T @ g, g @ saved[0].T))
+    for fn, times in ((loud, 3), (printing, 1)):
+        calibration = jqobs.observe(fn, jqobs.min_max(), params=0)
+        seen.clear()
+        jax.block_until_ready(calibration.update(calibration.init(normal(4, 4), X), normal(4, 4), X))
+        jax.effects_barrier()
+        assert len(seen) == times
+
+
+def test_variants_of_a_function_share_a_calibration():
+    fn = lambda p, x, both: (x @ p["a"], 3 * x @ p["b"]) if both else x @ p["a"]  # noqa: E731
+    params = {"a": normal(4, 4), "b": normal(4, 4)}
+    calibration = jqobs.observe(fn, {"b/lhs": None, "*": jqobs.min_max()}, params=0, share=["[ab]/rhs"])
+    _, state = calibration.update(calibration.init(params, X, True), params, X, True)
+    before = calibration.calculate_qparams(state)
+    _, state = calibration.update(state, params, X, False)
+    after = calibration.calculate_qparams(state)
+    assert set(after) == set(before) == {"a/lhs", "a/rhs", "b/rhs"}
+    assert float(after["a/rhs"].scale) == float(after["b/rhs"].scale) == float(before["b/rhs"].scale)
+
+
+def test_flags_everywhere():
+    fn = lambda w, x, kind, twice: x @ w * (2.0 if twice else 1.0) if kind == "mlp" else x  # noqa: E731
+    calibration = jqobs.observe(fn, jqobs.min_max(qdtype=jqobs.quint4), params=0)
+    batches = [(normal(4, 4), X, "mlp", True)]
+    qparams = calibration.calculate_qparams(jqobs.calibrate(calibration, batches))
+    cost = jqobs.sensitivity(fn, qparams, batches, lambda out, reference: jnp.abs(out - reference).max())
+    assert min(cost.values()) > 0
+
+
+def test_references_inside_a_loop():
+    def fn(w, x):
+        total = jax.new_ref(jnp.zeros_like(x))
+
+        def body(x, w):
+            total[...] += x
+            return jnp.tanh(x @ w), None
+
+        return jax.lax.scan(body, x, w)[0] + total[...]
+
+    args = normal(3, 4, 4), X
+    calibration = jqobs.observe(fn, jqobs.min_max(), params=0)
+    out, _ = calibration.update(calibration.init(*args), *args)
+    np.testing.assert_allclose(out, jax.jit(fn)(*args), rtol=1e-5)
+
+
+def test_update_inside_a_checking_shard_map():
+    fn = lambda w, x: jax.lax.cond(  # noqa: E731
+        x.sum() > 0, lambda x: jax.lax.scan(lambda h, _: (jnp.tanh(h @ w), None), x, None, length=2)[0], lambda x: x, x
+    )
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    calibration = jqobs.observe(fn, jqobs.min_max(), params=0)
+    w, x = normal(4, 4), abs(normal(8, 4))
+    state = calibration.init(w, x)
+
+    def on_each(w, x):
+        return jqobs.merge_across(calibration, calibration.update(state, w, x)[1], "d")
+
+    merged = jax.jit(jax.shard_map(on_each, mesh=mesh, in_specs=(jax.P(), jax.P("d")), out_specs=jax.P()))(w, x)
+    _, expected = calibration.update(state, w, x)
+    np.testing.assert_allclose(merged["w/lhs"].max_val, expected["w/lhs"].max_val, rtol=1e-6)
+
+
+def test_odd_things_in_a_closure():
+    class Proxy:
+        def __getattr__(self, name):
+            raise RuntimeError(name)
+
+    def wrapped(x):
+        return x
+
+    wrapped.__wrapped__ = wrapped
+    proxy, many = Proxy(), dict.fromkeys(range(100_000))
+    fn = lambda w, x: (wrapped(x) @ w, proxy, many)[0]  # noqa: E731
+    assert names_of(fn, normal(4, 4), X) == ["w"]
+
+
+def test_params_by_keyword():
+    calibration = jqobs.observe(mlp, CONFIG, params=0)
+    _, state = calibration.update(calibration.init(params=PARAMS, x=X), params=PARAMS, x=X)
+    assert state["up/rhs"].min_val.shape == (6,)
+    assert jqobs.observe(mlp, CONFIG, params=range(1)).sites(PARAMS, X)[1].is_weight
+
+
+def test_groups_on_an_explicit_mesh():
+    mesh = jax.make_mesh((2, 4), ("d", "m"))
+    w = normal(4, 8)
+    observer = PER_CHANNEL.replace(ch_axis=1, group_size=2)
+    qparams = observer.calculate_qparams(observer.update(observer.init(w), w))
+    with jax.set_mesh(mesh):
+        sharded = jax.device_put(w, jax.sharding.NamedSharding(mesh, jax.P(None, "m")))
+        out = jax.jit(jqobs.fake_quantize)(sharded, qparams)
+    np.testing.assert_array_equal(jax.device_get(out), jqobs.fake_quantize(w, qparams))
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: jqobs.simulate(mlp, 5), "qparams must be a dict of QParams"),
+        (lambda: jqobs.simulate(mlp, {"up/lhs": 3.0}), "qparams must be a dict of QParams"),
+        (lambda: jqobs.simulate(None, {}), "fn must be a function"),
+        (lambda: jqobs.observe(None, CONFIG), "fn must be a function"),
+        (lambda: jqobs.observe(mlp, CONFIG, share=5), "share must be a pattern"),
+        (lambda: jqobs.observe(mlp, CONFIG, mask=5), "mask must be a function"),
+        (lambda: jqobs.observe(mlp, CONFIG, params=0).update(None, PARAMS, X), "state must be a dict of states"),
+        (lambda: jqobs.sensitivity(mlp, {}, [], None), "metric must be a function"),
+        (
+            lambda: (
+                jqobs.observe(qkv, jqobs.min_max(), params=0, share="?/lhs").init(QKV[0], [X, X.T[:, :4], X[:1]])
+                and jqobs.observe(qkv, PER_CHANNEL.replace(ch_axis=0), params=0, share="[qk]/lhs").init(
+                    QKV[0], [X, X[:2], X]
+                )
+            ),
+            "states of one shape; that of q/lhs is for",
+        ),
+    ],
+)
+def test_errors_name_the_argument(call, match):
+    with pytest.raises(ValueError, match=match):
+        call()

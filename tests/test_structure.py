@@ -17,8 +17,9 @@ LAYERS = [
     ["observer", "quantization"],
     ["lifting", "range_rules"],
     ["observers"],
-    ["calibration", "fake_quantizer", "qconfig", "reading", "report", "state_dict"],
-    ["observation"],
+    ["fake_quantizer", "merging", "qconfig", "reading", "report", "spreading", "state_dict"],
+    ["checkpoint"],
+    ["calibration", "observation"],
     ["linen", "nnx"],
 ]
 """A module imports from the layers above its own in this list, never from its own or from those below."""

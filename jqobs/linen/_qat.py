@@ -87,7 +87,8 @@ class Prepared:
         promote = layer.promote_dtype
 
         def promote_to_grid(*operands: Any, **options: Any) -> list[Any]:
-            x, kernel, *rest = promote(*operands, **options)
+            promoted: Any = promote(*operands, **options)
+            x, kernel, *rest = promoted
             return [*_round(qconfig, path, x, kernel, _output_axis(layer, kernel, args, kwargs)), *rest]
 
         object.__setattr__(layer, "promote_dtype", promote_to_grid)

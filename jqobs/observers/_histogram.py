@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqobs import counting
+from jqobs import counting, meshes
 from jqobs.arithmetic import divide
 from jqobs.counting import Count, count
 from jqobs.lifting import lift
@@ -125,15 +125,15 @@ def widen(state: HistogramState, min_val: jax.Array, max_val: jax.Array) -> Hist
     low, high = jnp.minimum(state.min_val, min_val), jnp.maximum(state.max_val, max_val)
     bins = state.histogram.low.shape[-1]
 
-    def move(histogram: Count) -> Count:
+    def moved() -> Count:
         up = ((np.arange(bins * UPSAMPLE_RATE) + 0.5) / (bins * UPSAMPLE_RATE)).astype(np.float32)
         middles = state.min_val * (1 - up) + state.max_val * up
-        parts = jax.tree.map(jnp.ravel, counting.split(histogram, UPSAMPLE_RATE))
+        parts = jax.tree.map(jnp.ravel, counting.split(state.histogram, UPSAMPLE_RATE))
         return counting.tally_counts(bin_of(middles, low, high, bins), parts, bins)
 
-    same = (low == state.min_val) & (high == state.max_val)
-    moved = jax.lax.cond(same, lambda histogram: histogram, move, state.histogram)
-    return state._replace(histogram=moved, min_val=low, max_val=high)
+    grows = (low != state.min_val) | (high != state.max_val)
+    histogram = meshes.where(grows, moved, state.histogram, like=min_val)
+    return state._replace(histogram=histogram, min_val=low, max_val=high)
 
 
 def fold(state: HistogramState, batch: HistogramState) -> HistogramState:

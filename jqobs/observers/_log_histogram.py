@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqobs import counting
+from jqobs import counting, meshes
 from jqobs.counting import Count, count
 from jqobs.lifting import lift
 from jqobs.observer import Observer, Piece, Statistic, factory
@@ -97,10 +97,8 @@ def log_histogram(
     def summarize(piece: Piece, state: LogHistogramState) -> LogHistogramState:
         def how_many(end: jax.Array, beyond: jax.Array) -> Count:
             # Only where the extreme may become that of the state, which is rare once some batches have been seen.
-            none = (beyond & ~beyond).astype(jnp.uint32)
-            return count(
-                jax.lax.cond(beyond, lambda: jnp.sum(piece.where & (piece.x == end), dtype=jnp.uint32), lambda: none)
-            )
+            equal = lambda: jnp.sum(piece.where & (piece.x == end), dtype=jnp.uint32)  # noqa: E731
+            return count(meshes.where(beyond, equal, jnp.uint32(0), like=piece.x))
 
         return init()._replace(
             histogram=counting.tally(keys + signed_key(piece.x, mantissa_bits, keys), piece.where, 2 * keys + 1),
