@@ -94,3 +94,9 @@ def test_calibrate_minilm():
     rows = [line.split() for line in printed.splitlines() if line.startswith(("min_max  ", "log_histogram  "))]
     assert all(float(row[1]) > 0.9 for row in rows)
     assert "costliest" in printed
+
+
+def test_calibrate_sharded():
+    pytest.importorskip("sklearn")
+    printed = run(str(ROOT / "examples" / "calibrate_sharded.py"))
+    assert printed.count("identical to the last bit") == 3
