@@ -23,7 +23,7 @@ SCHEMA = 1
 """What the header means; a reader refuses a newer one."""
 
 _UNSIGNED = b"0" * 64  # Stands for the checksum while it is computed.
-_CHECKSUM = re.compile(rb'"checksum":"([0-9a-f]{64})"')
+_CHECKSUM = re.compile(rb'\\"checksum\\": \\"([0-9a-f]{64})\\"')  # JSON inside JSON.
 
 Node = dict[str, Any]
 """What the header says of a part of a tree: its kind, and its entries by name, or for an array its shape and dtype."""
@@ -59,9 +59,10 @@ def save(path: str | os.PathLike[str], tree: Any) -> None:
     """
     safetensors = _safetensors()
     tensors: dict[str, np.ndarray] = {}
-    described = {"schema": SCHEMA, "version": __version__, "tree": _describe(jax.device_get(tree), (), tensors)}
-    metadata = {"jqobs": json.dumps(described), "checksum": _UNSIGNED.decode()}
-    unsigned = safetensors.save(tensors, metadata)
+    described = {"checksum": _UNSIGNED.decode(), "schema": SCHEMA, "version": __version__}
+    described["tree"] = _describe(jax.device_get(tree), (), tensors)
+    # One entry only: the order of several is another in every process, and equal trees should be equal files.
+    unsigned = safetensors.save(tensors, {"jqobs": json.dumps(described)})
     _write(os.fspath(path), unsigned.replace(_UNSIGNED, _digest(unsigned), 1))
 
 

@@ -12,11 +12,15 @@ import signal
 import sys
 import time
 
+import jax
 import numpy as np
 
 import jqobs
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(sys.argv[1]) / "compiled"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 KILLS = 20
 PATH, RESULT = (pathlib.Path(sys.argv[1]) / name for name in ("checkpoint", "result"))
 OBSERVER = jqobs.histogram(bins=32)

@@ -115,6 +115,39 @@ def test_inside_shard_map():
     assert_same(states, single())
 
 
+def test_axis_names_elsewhere():
+    """Without the check, on what all devices hold (one batch, and not eight), and under vmap: one batch each time."""
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,))
+    observers = {name: each for name, each in OBSERVERS.items() if name.endswith("tensor")}
+    before, x = update(observers, init(observers), batches()[0]), batches()[1]
+    expected = jax.device_get(update(observers, before, x))
+    step = functools.partial(update, observers, axis_name="a")
+    for spec, check in ((jax.P("a"), False), (jax.P(), True)):
+        mapped = jax.shard_map(step, mesh=mesh, in_specs=(jax.P(), spec), out_specs=jax.P(), check_vma=check)
+        assert_same(jax.jit(mapped)(before, x), expected)
+    mapped = jax.vmap(step, in_axes=(None, 0), axis_name="a")(before, x.reshape(8, 2, 8))
+    assert_same(jax.tree.map(lambda leaf: leaf[3], mapped), expected)
+
+
+def test_groups_on_an_explicit_mesh():
+    """Where a reshape has to be told where its result goes, jitted and eagerly."""
+    mesh = jax.make_mesh((8,), ("a",))
+    groups = {**PER_CHANNEL, "ch_axis": 0, "group_size": 4}
+    observers = {name: FACTORIES[name](**groups) for name in ("min_max", "log_histogram")}
+    expected = jax.jit(functools.partial(update, observers))(init(observers), batches()[1])
+    with jax.set_mesh(mesh):
+        x = jax.device_put(batches()[1], NamedSharding(mesh, jax.P("a")))
+        for way in (jax.jit, lambda step: step):
+            states = way(functools.partial(update, observers))(init(observers), x)
+            assert_same(states, jax.device_get(expected))
+    for name, observer in observers.items():
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            observer.calculate_qparams(states[name]),
+            observer.calculate_qparams(jax.device_get(expected)[name]),
+        )
+
+
 def test_merge_across():
     """Each device goes through batches of its own, which are merged once, and accepted as replicated."""
     mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Auto,))

@@ -168,7 +168,7 @@ class Classifier(nn.Module):
 
 def train(model, variables, data, steps, traces=None, shard=lambda x: x, change=lambda step, variables: variables):
     """Steps of 64 images; returns the variables and the losses."""
-    optimizer, (x, y) = optax.chain(optax.trace(0.9), optax.scale(-0.05)), data
+    optimizer, (x, y) = optax.chain(optax.trace(0.9), optax.scale(-0.02)), data
     moments = optimizer.init(variables["params"])
 
     def step(variables, moments, x, y):
@@ -206,7 +206,7 @@ def test_qat_beats_calibration_after_training(traces):
         after = accuracy(jqobs.simulate(model.apply, calibration.calculate_qparams(state)), floats, test)
         start = {**qat.init(jax.random.key(seed), training[0][:1]), **floats}
         trained, losses, step = train(qat, start, training, 32, traces)
-        assert np.mean(losses[-8:]) < np.mean(losses[:8])
+        assert np.mean(losses[16:]) < np.mean(losses[:16])  # The second epoch against the first, on the same images.
         assert accuracy(qat.apply, trained, test) > after
         assert step.__wrapped__.count == 1
 

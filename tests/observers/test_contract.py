@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import jqobs
 
@@ -246,16 +244,22 @@ def test_a_mask_that_does_not_fit_is_refused(case, shape):
         observer.update(observer.init(batch(0)), batch(0), mask=jnp.ones(shape, bool))
 
 
+DTYPES = ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "int32", "uint8", "uint32", "bool", "int4"]
+
+
 @watching
-@pytest.mark.parametrize(
-    "dtype", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "int32", "uint8", "uint32", "bool", "int4"]
-)
-def test_input_dtypes(case, dtype):
+def test_input_dtypes(case):
+    """All in one program: compiling is what takes the time of this suite."""
     observer = case.build()
-    x = batch(0).astype(jnp.dtype(dtype))
-    state = run(observer, [x])
-    assert_same(state, run(observer, [x.astype(jnp.float32)]))
-    assert state.seen == x.size
+    batches = [batch(0).astype(jnp.dtype(dtype)) for dtype in DTYPES]
+
+    @jax.jit
+    def seen_as(batches):
+        return [observer.update(observer.init(x), x) for x in batches]
+
+    for x, state in zip(batches, seen_as(batches), strict=True):
+        assert_same(state, run(observer, [x.astype(jnp.float32)]))
+        assert state.seen == x.size
 
 
 @watching
@@ -456,50 +460,6 @@ def test_merge_names_the_shapes(case):
 
 def test_only_the_moving_average_cannot_be_merged():
     assert {case.factory for case in cases.CASES if case.build().merge is None} == {jqobs.moving_average_min_max}
-
-
-@watching
-@granularity
-@pytest.mark.parametrize("axis_type", ["Auto", "Explicit"])
-def test_a_batch_over_devices_is_one_batch(case, how, axis_type):
-    if "group_size" in how:
-        if axis_type == "Auto":
-            pytest.skip("channels and groups take one path here; explicit axes, where a reshape has to be told, do not")
-        how = {**how, "group_size": 1}  # A group that fits in the part of a device.
-    observer = case.build(**how)
-    x = batch(0).at[5, 1, 2].set(jnp.nan)  # On one device only.
-    before = run(observer, [batch(3)])
-    expected = observer.update(before, x)
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType[axis_type],))
-    spread = jax.device_put(x, NamedSharding(mesh, P("data")))
-    assert_same(jax.device_get(jax.jit(observer.update)(before, spread)), jax.device_get(expected))
-    if "group_size" in how or axis_type == "Explicit":
-        state = observer.update(jax.jit(observer.update)(before, spread), spread)
-        expected = observer.update(expected, x)
-        assert_same(jax.device_get(state), jax.device_get(expected))
-        assert_same(observer.calculate_qparams(state), observer.calculate_qparams(expected))
-        return
-    reduced = jax.shard_map(
-        lambda state, x: observer.update(state, x, axis_name="data"),
-        mesh=mesh,
-        in_specs=(P(), P("data")),
-        out_specs=P(),
-    )
-    assert_same(jax.device_get(jax.jit(reduced)(before, spread)), jax.device_get(expected))
-    unchecked = jax.shard_map(
-        lambda state, x: observer.update(state, x, axis_name="data"),
-        mesh=mesh,
-        in_specs=(P(), P("data")),
-        out_specs=P(),
-        check_vma=False,
-    )
-    assert_same(jax.device_get(jax.jit(unchecked)(before, spread)), jax.device_get(expected))
-    replicated = jax.shard_map(
-        lambda state, x: observer.update(state, x, axis_name="data"), mesh=mesh, in_specs=(P(), P()), out_specs=P()
-    )
-    assert_same(jax.device_get(jax.jit(replicated)(before, x)), jax.device_get(expected))
-    mapped = jax.vmap(lambda x: observer.update(before, x, axis_name="data"), axis_name="data")(x.reshape(8, 1, 3, 8))
-    assert_same(jax.tree.map(lambda leaf: leaf[3], mapped), expected)
 
 
 # Descriptions
