@@ -17,12 +17,12 @@ Where things are; imports point upwards only:
     quantization    quantize, dequantize, fake_quantize     batches      looking at one batch
     observer        Observer, Recipe, Statistic             lifting      from a statistic to an observer
     observers/      the catalogue, one statistic a file     range_rules/ which range is kept, one rule a file
-    reading         many observers at once                  calibration  the loop
-    qconfig         which observer watches what             tracing      walks through a program; JAX's internals
-    observation     observe, simulate, sensitivity          naming, arguments: what things are called
+    reading         many observers at once                  merging      one state from many
+    calibration     the loop                                spreading    arguments over the devices of a mesh
+    observation     observe, simulate, sensitivity          qconfig      which observer watches what
+    tracing         walks through a program                 naming, arguments, products: what it says of its operands
     linen/  nnx/    the same as Flax layers                 fake_quantizer, state_dict: what both are made of
-    merging         over devices and processes              checkpoint   save, load
-    report, tables, progress: for people                    spreading    arguments over a mesh
+    checkpoint      save, load                              report, tables, progress: for people
 
 Example:
   >>> import jax.numpy as jnp, jqobs

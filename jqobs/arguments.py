@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jqobs.naming import Path
+from jqobs.naming import Path, shared_path
 
 
 class Leaf(NamedTuple):
@@ -26,7 +26,7 @@ class Leaf(NamedTuple):
         """What is made of both: the part of the tree that both lie in."""
         if self == other:
             return self
-        shared = tuple(one for place, one in enumerate(self.path) if self.path[: place + 1] == other.path[: place + 1])
+        shared = shared_path(self.path, other.path)
         return Leaf(shared, 2, self.argument) if shared and self.argument == other.argument else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -59,6 +60,18 @@ def name_operations(operations: Sequence[Unnamed], models: Collection[str] = ())
     return names
 
 
+def shared_path(a: Path, b: Path) -> Path:
+    """What two paths begin with.
+
+    Example:
+      >>> from jqobs.naming import shared_path
+      >>> shared_path(("mlp", "up"), ("mlp", "down"))
+      ('mlp',)
+    """
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))
+    return tuple(one for one, _ in pairs)
+
+
 def _path(operation: Unnamed, scope: Path, names: Sequence[str]) -> Path:
     if operation.leaf is not None:
         own = _own(operation.leaf)
@@ -70,7 +83,7 @@ def _path(operation: Unnamed, scope: Path, names: Sequence[str]) -> Path:
     parents = [tuple(names[source].split("/")[:-1]) for source in operation.sources]
     shared = parents[0] if parents and not scope else ()
     for parent in parents[1:]:
-        shared = shared[: sum(1 for _ in _while_equal(shared, parent))]
+        shared = shared_path(shared, parent)
     return (*scope, *shared, next(iter(_einsums(operation.scope)), operation.primitive))
 
 
@@ -97,13 +110,6 @@ def _modules(scope: Path) -> Path:
 
 def _einsums(scope: Path) -> list[str]:
     return [name.replace("...", "") for name in scope[-1:] if "->" in name]
-
-
-def _while_equal(a: Path, b: Path):
-    for one, other in zip(a, b, strict=False):
-        if one != other:
-            return
-        yield one
 
 
 def _unlike(names: Sequence[str], name: str) -> str:

@@ -118,19 +118,6 @@ def bind_channels(observer: Observer, name: str, *, is_weight: bool, ch_axis: in
     return observer.replace(ch_axis=ch_axis)
 
 
-def output_axis_of_einsum(einsum_str: str) -> int:
-    """The axis of the output features in the second operand: its last one that the first has not, from the end.
-
-    Example:
-      >>> from jqobs.qconfig import output_axis_of_einsum
-      >>> output_axis_of_einsum("btd,dk->btk"), output_axis_of_einsum("...d,kd->...k")
-      (-1, -2)
-    """
-    first, second = einsum_str.replace(" ", "").split("->")[0].split(",")
-    own = [place - len(second) for place, letter in enumerate(second) if letter not in first]
-    return own[-1] if own else -1
-
-
 @dataclasses.dataclass(frozen=True)
 class QConfigMapping:
     """Which part of a model has which `QConfig`: by name, else by the type of the layer, else the global one.

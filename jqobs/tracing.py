@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ from jax.extend.core import Literal, jaxprs_in_params
 
 from jqobs.arguments import Arguments, ClosedOver, Leaf, find_closed_over, name_leaves
 from jqobs.naming import Path, Unnamed, name_operations
+from jqobs.products import OUTPUT_AXES
 
 _SUPPORTED = "0.10 to 0.12"
 
@@ -215,7 +216,7 @@ class _Analysis:
             kind = max((fact.kind for fact in given), default=CONSTANT)
             sources: frozenset[int] = frozenset().union(*(fact.sources for fact in given))
             results = [Fact(kind, None, sources)] * len(eqn.outvars)
-            if eqn.primitive.name in _SIDES:
+            if eqn.primitive.name in OUTPUT_AXES:
                 if record and (step := self.operation(eqn, given, around, loops)):
                     plan[place] = step
                     results = [Fact(kind, None, frozenset([len(self.operations) - 1]))]
@@ -266,7 +267,7 @@ class _Analysis:
                 is_weight=is_weight,
                 shape=tuple(var.aval.shape),
                 dtype=dtype,
-                ch_axis=_SIDES[eqn.primitive.name](eqn.params, side, var.aval.ndim) if is_weight else None,
+                ch_axis=OUTPUT_AXES[eqn.primitive.name](eqn.params, side, var.aval.ndim) if is_weight else None,
                 loops=tuple(length for length, _ in loops),
                 stacked=tuple(is_stack for _, is_stack in loops),
             )
@@ -306,43 +307,10 @@ def _gather(plan: Plan) -> list[Site]:
 
 def _holds_product(jaxpr: Any) -> bool:
     return any(
-        eqn.primitive.name in _SIDES or any(map(_holds_product, jaxprs_in_params(eqn.params)))
+        eqn.primitive.name in OUTPUT_AXES or any(map(_holds_product, jaxprs_in_params(eqn.params)))
         for eqn in _open(jaxpr)[0].eqns
     )
 
-
-# --- Which axis of an operand holds the output features
-
-
-def _last_free(rank: int, *bound: Iterable[int]) -> int | None:
-    free = set(range(rank)).difference(*bound)
-    return max(free) if free else None
-
-
-def _dot_axis(params: Any, side: str, rank: int) -> int | None:
-    contracted, batch = params["dimension_numbers"]
-    which = side == "rhs"
-    return _last_free(rank, contracted[which], batch[which])
-
-
-def _ragged_axis(params: Any, side: str, rank: int) -> int | None:
-    numbers = params["ragged_dot_dimension_numbers"]
-    groups = numbers.rhs_group_dimensions if side == "rhs" else ()
-    (contracted, batch), which = numbers.dot_dimension_numbers, side == "rhs"
-    return _last_free(rank, contracted[which], batch[which], groups)
-
-
-def _conv_axis(params: Any, side: str, rank: int) -> int | None:
-    numbers = params["dimension_numbers"]
-    return numbers.rhs_spec[0] if side == "rhs" else numbers.lhs_spec[0]
-
-
-_SIDES: dict[str, Callable[[Any, str, int], int | None]] = {
-    "dot_general": _dot_axis,
-    "ragged_dot_general": _ragged_axis,
-    "conv_general_dilated": _conv_axis,
-}
-"""The products, and for each where the output features of an operand are."""
 
 # --- Running
 
@@ -371,7 +339,8 @@ def _run(
             continue
         step = plan.get(place)
         if aside and step is None and eqn.effects and eqn.primitive.name in _INTO:
-            step = _Step(inner=({}, {}))  # Has an effect inside, that is to be left out.
+            # Has an effect inside, that is to be left out.
+            step = _Step(inner=({},) * max(2, len(eqn.params.get("branches", ()))))
             with _context(eqn):
                 results, _ = _INTO[eqn.primitive.name].run(_Call(eqn, step, {}, visitor, depth, aside), given)
             known.update(zip(eqn.outvars, results, strict=True))
@@ -520,10 +489,7 @@ def _is_tiny(jaxpr: Any) -> bool:
     """
     atoms = [v for eqn in _open(jaxpr)[0].eqns for v in (*eqn.invars, *eqn.outvars)]
     shaped = [v.aval for v in atoms if hasattr(v.aval, "shape") and hasattr(v.aval.dtype, "itemsize")]
-    return sum(aval.size * aval.dtype.itemsize for aval in shaped) < _TINY
-
-
-_TINY = 4096
+    return sum(aval.size * aval.dtype.itemsize for aval in shaped) < 4096
 
 
 class _Scan:

@@ -11,7 +11,7 @@ import jqobs
 ROOT = pathlib.Path(jqobs.__file__).parent
 
 LAYERS = [
-    ["_version", "arithmetic", "counting", "meshes", "naming", "progress", "qtypes", "tables"],
+    ["_version", "arithmetic", "counting", "meshes", "naming", "products", "progress", "qtypes", "tables"],
     ["arguments", "granularity"],
     ["batches", "qparams", "tracing"],
     ["observer", "quantization"],

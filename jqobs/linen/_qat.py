@@ -9,7 +9,8 @@ import jax
 from flax import linen as nn
 
 from jqobs.linen._layers import FakeQuantize
-from jqobs.qconfig import QConfig, QConfigMapping, bind_channels, output_axis_of_einsum
+from jqobs.products import output_axis_of_einsum
+from jqobs.qconfig import QConfig, QConfigMapping, bind_channels
 
 LAYERS = (nn.Dense, nn.DenseGeneral, nn.Einsum, nn.Conv, nn.ConvTranspose)
 """What is put on the grid; all of them pass their operands through `promote_dtype`."""

@@ -9,7 +9,8 @@ import jax
 from flax import nnx
 
 from jqobs.nnx._layers import FakeQuantize
-from jqobs.qconfig import QConfig, QConfigMapping, bind_channels, output_axis_of_einsum
+from jqobs.products import output_axis_of_einsum
+from jqobs.qconfig import QConfig, QConfigMapping, bind_channels
 
 LAYERS = (nnx.Linear, nnx.LinearGeneral, nnx.Einsum, nnx.Conv, nnx.ConvTranspose)
 """What is put on the grid; all of them pass their operands through `promote_dtype`."""
