@@ -150,6 +150,26 @@ def test_nnx():
     nnx.update(qat, nnx.state(model, nnx.Param))
 
 
+def test_nnx_stacks():
+    @nnx.vmap(in_axes=0, out_axes=0)
+    def stack(key):
+        return nnx.Linear(4, 4, rngs=nnx.Rngs(key))
+
+    qat, x = jqobs.nnx.prepare_qat(stack(jax.random.split(jax.random.key(0), 3)), W4A4), normal(2, 4)
+
+    @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+    def run(layer, x):
+        return nnx.tanh(layer(x))
+
+    y = run(qat, x)
+    held = qat.promote_dtype
+    assert held.weight.held.get_value().scale.shape == (3, 4)
+    assert np.asarray(held.activation.state.get_value().seen).tolist() == [8, 8, 8]
+    kernel = qat.kernel.get_value()
+    np.testing.assert_allclose(held.weight.held.get_value().scale, np.abs(kernel).max(1) / 7.5, rtol=1e-6)
+    assert np.isfinite(y).all()
+
+
 # --- Training
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from jqobs.nnx._layers import FakeQuantize
@@ -21,7 +22,7 @@ def prepare_qat(model: Any, mapping: QConfigMapping | QConfig) -> Any:
 
     The layers are `Linear`, `LinearGeneral`, `Einsum`, `Conv` and `ConvTranspose`, wherever they are, inside attention
     too. Paths of parameters stay as they are, so that a float checkpoint loads; what `FakeQuantize` holds lies beside
-    them, in `ObserverState` variables.
+    them, in `ObserverState` variables. Layers that `nnx.vmap` made a stack of, for `nnx.scan`, have a stack of these.
 
     Args:
       model: The model.
@@ -31,8 +32,7 @@ def prepare_qat(model: Any, mapping: QConfigMapping | QConfig) -> Any:
       A copy of the model under that mapping.
 
     Raises:
-      ValueError: `mapping` is neither, an activation whose per-channel observer has no `ch_axis`, or a layer whose
-        weights are a stack.
+      ValueError: `mapping` is neither, or an activation whose per-channel observer has no `ch_axis`.
 
     Example:
       >>> import jax.numpy as jnp, jqobs
@@ -61,16 +61,17 @@ class OnGrid(nnx.Module):
 
     def __init__(self, layer: Any, qconfig: QConfig, path: str):
         kernel: jax.Array = layer.kernel.get_value()
-        axis = _output_axis(layer, kernel)
+        rank = _rank_of_kernel(layer)
+        stack, shape = kernel.shape[: kernel.ndim - rank], kernel.shape[kernel.ndim - rank :]
         self.promote: Callable[..., Any] = layer.promote_dtype
         self.activation, self.weight = nnx.data(None), nnx.data(None)
         if qconfig.activation is not None:
-            self.activation = FakeQuantize(
-                bind_channels(qconfig.activation, f"{path}/activation", is_weight=False, ch_axis=None)
-            )
+            observer = bind_channels(qconfig.activation, f"{path}/activation", is_weight=False, ch_axis=None)
+            self.activation = _stacked(FakeQuantize(observer), stack)
         if qconfig.weight is not None:
+            axis = _output_axis(layer, rank)
             observer = bind_channels(qconfig.weight, f"{path}/weight", is_weight=True, ch_axis=axis)
-            self.weight = FakeQuantize(observer, shape=kernel.shape)
+            self.weight = _stacked(FakeQuantize(observer, shape=shape), stack)
 
     def __call__(self, operands: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Returns the operands of the layer (input, kernel, bias) in one dtype, the first two on the grid."""
@@ -79,8 +80,24 @@ class OnGrid(nnx.Module):
         return x, kernel if self.weight is None else self.weight(kernel), *rest
 
 
-def _output_axis(layer: Any, kernel: jax.Array) -> int:
+def _stacked(module: FakeQuantize, stack: tuple[int, ...]) -> FakeQuantize:
+    """The module with axes for the layers of a stack in front of all that it holds."""
+    if stack:
+        state = nnx.state(module)
+        nnx.update(module, jax.tree.map(lambda leaf: jnp.array(jnp.broadcast_to(leaf, stack + leaf.shape)), state))
+    return module
+
+
+def _rank_of_kernel(layer: Any) -> int:
+    """The rank of the parameter `kernel` of a single layer."""
+    if isinstance(layer, nnx.LinearGeneral):
+        axes = (layer.axis, layer.out_features, layer.batch_axis)
+        return sum(1 if isinstance(axis, int) else len(axis) for axis in axes)
+    return len(getattr(layer, "kernel_shape", "io"))
+
+
+def _output_axis(layer: Any, rank: int) -> int:
     """The axis of the output features in the parameter `kernel`."""
     if isinstance(layer, nnx.Einsum):
         return output_axis_of_einsum(layer.einsum_str)
-    return kernel.ndim - 2 if getattr(layer, "transpose_kernel", False) else kernel.ndim - 1
+    return rank - 2 if getattr(layer, "transpose_kernel", False) else rank - 1
