@@ -80,18 +80,20 @@ def train(x: np.ndarray, y: np.ndarray, epochs: int) -> dict:
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--epochs", type=int, default=20, help="epochs of training in float32")
-    epochs = arguments.parse_args().epochs
+    arguments.add_argument("--statistics", nargs="+", choices=STATISTICS, default=list(STATISTICS))
+    options = arguments.parse_args()
 
     (x_train, y_train), (x_held, _), (x_test, y_test) = split_digits()
-    print(f"training on {len(x_train)} digits for {epochs} epochs ...")
-    variables, apply = train(x_train, y_train, epochs), CNN().apply
+    print(f"training on {len(x_train)} digits for {options.epochs} epochs ...")
+    variables, apply = train(x_train, y_train, options.epochs), CNN().apply
 
     def accuracy(fn):
         return float((jax.jit(fn)(variables, x_test).argmax(-1) == y_test).mean())
 
     batches = [(variables, images) for images in np.split(x_held, len(x_held) // 32)]
     costs, in_float = [], accuracy(apply)
-    for name, statistic in STATISTICS.items():
+    for name in options.statistics:
+        statistic = STATISTICS[name]
         calibration = jqobs.observe(apply, jqobs.QConfig(activation=statistic(), weight=WEIGHT), params=0)
         state = jqobs.calibrate(calibration, batches)
         cost = [in_float]
