@@ -37,7 +37,8 @@ def save(path: str | os.PathLike[str], tree: Any) -> None:
     """Writes states or grids to a file, all or nothing (extra `checkpoint`).
 
     The file is written beside its place and moved there when it is on the disk: whoever is interrupted leaves the file
-    that was there before.
+    that was there before. States are ordinary pytrees, so that Orbax (`ocp.StandardCheckpointer().save(path, states)`)
+    and `flax.serialization` take them as they are; but neither stores what kind of state it is, and so cannot check it.
 
     Args:
       path: Where to.
@@ -55,6 +56,10 @@ def save(path: str | os.PathLike[str], tree: Any) -> None:
       >>> path = pathlib.Path(tempfile.mkdtemp()) / "state.safetensors"
       >>> jqobs.save(path, observer.update(observer.init(x), x))
       >>> jqobs.load(path, observer.init(x)).max_val.item()
+      2.0
+      >>> from flax import serialization
+      >>> message = serialization.to_bytes(observer.update(observer.init(x), x))
+      >>> serialization.from_bytes(observer.init(x), message).max_val.item()
       2.0
     """
     safetensors = _safetensors()

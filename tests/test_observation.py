@@ -438,6 +438,21 @@ def test_simulate_is_fake_quantize_at_the_sites():
     np.testing.assert_allclose(jax.vmap(quantized, (None, 0))(PARAMS, xs)[1], quantized(PARAMS, 2 * X), rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_simulate_on_sharded_arrays(kind):
+    calibration, state = calibrated(mlp, CONFIG, PARAMS, X)
+    quantized = jqobs.simulate(mlp, calibration.calculate_qparams(state))
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType[kind],))
+    x = normal(16, 4)
+    with jax.set_mesh(mesh):
+        spread = jax.device_put(x, jax.sharding.NamedSharding(mesh, jax.P("d")))
+        params = jax.device_put(PARAMS, jax.sharding.NamedSharding(mesh, jax.P()))
+        out, gradient = jax.jit(jax.value_and_grad(lambda params, x: quantized(params, x).sum()))(params, spread)
+    expected = jax.value_and_grad(lambda params, x: quantized(params, x).sum())(PARAMS, x)
+    np.testing.assert_allclose(out, expected[0], rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), gradient, expected[1])
+
+
 def test_a_site_without_a_grid_stays_in_float():
     calibration, state = calibrated(mlp, CONFIG, PARAMS, X)
     assert np.array_equal(jqobs.simulate(mlp, {})(PARAMS, X), jax.jit(mlp)(PARAMS, X))
