@@ -51,7 +51,8 @@ def calibrate(
       mesh: Devices to spread every batch over. What `step` calls parameters is copied to all of them, every other array
         is split on its leading axis. A batch that does not divide is not padded: it runs on all devices alike.
       deferred: Whether each device of the mesh keeps a state of its own, merged once at the end: then no step has a
-        collective at all. The unit of `mean_min_max` is then the part of a batch that a device gets.
+        collective at all. The unit of `mean_min_max` is then the part of a batch that a device gets, and what all
+        devices hold, such as weights, is counted once for each.
 
     Returns:
       The state after the last batch.
@@ -105,7 +106,7 @@ def calibrate(
         if running is not None and checkpoint is not None and done > saved:
             saved = keep()
     except BaseException as error:
-        _keep(error, loop, running, done)
+        _keep(error, loop, running, max(done, saved))
         raise
     if running is None or not done:
         raise ValueError(

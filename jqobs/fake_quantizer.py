@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jqobs.meshes import vary_like
 from jqobs.observer import Observer, State, is_calibrated
 from jqobs.qparams import QParams
 from jqobs.quantization import fake_quantize
@@ -96,6 +97,7 @@ def watch(
 
     if isinstance(enabled, bool):
         return seeing(state, held) if enabled else (state, held)
+    state, held = vary_like((state, held), x)
     return jax.lax.cond(enabled, seeing, lambda state, held: (state, held), state, held)
 
 

@@ -98,6 +98,8 @@ def reduce_leading(combine: Callable[[Any, Any], Any], stacked: Any) -> Any:
       >>> reduce_leading(jnp.add, jnp.arange(5)).item()
       10
     """
+    if not jax.tree.leaves(stacked):
+        return stacked  # The state of an observer that remembers nothing.
     parts = [jax.tree.map(lambda leaf, i=i: leaf[i], stacked) for i in range(jax.tree.leaves(stacked)[0].shape[0])]
     while len(parts) > 1:
         pairs = [combine(*parts[i : i + 2]) for i in range(0, len(parts) - 1, 2)]

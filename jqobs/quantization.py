@@ -158,7 +158,7 @@ def learned_scale(x: jax.Array, qparams: QParams) -> jax.Array:
         code - zero_point - x.astype(jnp.float32) / scale,
         jnp.clip(code, grid.quant_min, grid.quant_max) - zero_point,
     )
-    shared = x.size / max(qparams.scale.size, 1)
+    shared = max(x.size / max(qparams.scale.size, 1), 1.0)
     factor = 1 / (shared * max(grid.quant_max, 1)) ** 0.5
     # No value, and the gradient of the paper: what is added is zero, its derivative by the scale is not.
     moved = jax.lax.stop_gradient(slope * factor) * (scale - jax.lax.stop_gradient(scale))

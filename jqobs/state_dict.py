@@ -34,18 +34,19 @@ def flatten_states(states: Mapping[str, Sequence[Any]]) -> dict[str, np.ndarray]
 
 
 def fill_states(
-    states: Mapping[str, Sequence[Any]], state_dict: Mapping[str, Any], unshaped: Sequence[str] = ()
+    states: Mapping[str, Sequence[Any]], state_dict: Mapping[str, Any], unshaped: Mapping[str, int] | None = None
 ) -> dict[str, list[Any]]:
     """Reads such a dictionary back.
 
     Args:
       states: What each layer holds now, of which only the structure, shapes and dtypes count.
       state_dict: The dictionary.
-      unshaped: The paths of layers that have met no data, and take any number of channels: their leaves have the shapes
-        of a single channel, and may get axes in front (but for flags, which are one for all channels).
+      unshaped: The layers that have met no data, and the rank that their scale will have: their leaves have the shapes
+        of a single channel, and get so many axes in front (but for flags, which are one for all channels). If nothing
+        is said of one of their NamedTuples, it stays as it is.
 
     Returns:
-      New NamedTuples by path, of arrays that are nobody else's.
+      New NamedTuples by path, of arrays that are nobody else's; None for what stays as it is.
 
     Raises:
       ValueError: Keys that are missing, unexpected, or of another shape or dtype: all of them.
@@ -57,28 +58,37 @@ def fill_states(
       Traceback (most recent call last):
       ValueError: state_dict does not fit: unexpected cnov/min_val
     """
+    unshaped = unshaped or {}
+    given = {key: np.asarray(value) for key, value in state_dict.items()}
+
+    def stays(path: str, each: Any) -> bool:
+        return path in unshaped and not any(key in given for key, _ in _leaves(path, each))
+
     expected = {
-        key: (path in unshaped, np.shape(leaf), np.dtype(jnp.asarray(leaf).dtype))
+        key: (unshaped.get(path), np.shape(leaf), np.dtype(jnp.asarray(leaf).dtype))
         for path, held in states.items()
         for each in held
+        if not stays(path, each)
         for key, leaf in _leaves(path, each)
     }
-    given = {key: np.asarray(value) for key, value in state_dict.items()}
     wrong = [f"missing {key}" for key in expected if key not in given]
     wrong += [f"unexpected {key}" for key in given if key not in expected]
     channels: dict[str, tuple[int, ...]] = {}
-    for key, (is_free, shape, dtype) in expected.items():
+    for key, (rank, shape, dtype) in expected.items():
         if key in given:
             have, fits = given[key], given[key].shape == shape
-            if is_free and dtype.kind != "b":
+            if rank is not None and dtype.kind != "b":
                 front, own = have.shape[: have.ndim - len(shape)], have.shape[have.ndim - len(shape) :]
-                fits = own == shape and channels.setdefault(_layer_of(key, states), front) == front
-            if not fits or not np.can_cast(have.dtype, dtype, "same_kind"):
+                of_layer = channels.setdefault(_layer_of(key, states), front)
+                fits = own == shape and len(front) == rank and of_layer == front
+            if not fits or not _holds(dtype, have):
                 wrong.append(f"{key} of shape {have.shape} and dtype {have.dtype} for {shape} and {dtype}")
     if wrong:
         raise ValueError(f"state_dict does not fit: {'; '.join(wrong)}")
 
     def filled(path: str, each: Any) -> Any:
+        if stays(path, each):
+            return None
         leaves = [jnp.array(given[key], np.asarray(leaf).dtype, copy=True) for key, leaf in _leaves(path, each)]
         return jax.tree.unflatten(jax.tree.structure(each), leaves)
 
@@ -118,7 +128,7 @@ def convert_torch_state_dict(
     converted: dict[str, np.ndarray] = {}
     for path, fields in layers.items():
         entries: dict[str, np.ndarray] = {}
-        if "min_val" in fields and fields["min_val"].size:  # Empty where it has seen nothing.
+        if {"min_val", "max_val"} <= fields.keys() and fields["min_val"].size:  # Empty where it has seen nothing.
             ends = {name: np.array(fields[name], np.float32) for name in ("min_val", "max_val")}
             seen = np.isfinite(ends["min_val"]) & np.isfinite(ends["max_val"])
             counts = {"seen": seen.astype(np.uint64), "nonfinite": np.zeros(seen.shape, np.uint64)}
@@ -129,8 +139,9 @@ def convert_torch_state_dict(
             for name, count in counts.items():
                 entries[f"{name}/low"] = (count & np.uint64(0xFFFFFFFF)).astype(np.uint32)
                 entries[f"{name}/high"] = (count >> np.uint64(32)).astype(np.uint32)
-        if any(name in fields for name in _SWITCHES):  # A scale that rests on nothing is 1.
-            known = bool(np.any(entries.get("seen/low", 0)))
+        if "scale" in fields and any(name in fields for name in _SWITCHES):
+            # A scale that rests on nothing is 1; one without an observer was given.
+            known = "min_val" not in fields or bool(np.any(entries.get("seen/low", 0)))
             ends_shape = np.shape(entries.get("min_val", 0.0))
             entries["scale"] = np.array(fields["scale"], np.float32).reshape(ends_shape)
             entries["zero_point"] = np.array(fields["zero_point"], np.int32).reshape(ends_shape)
@@ -148,6 +159,12 @@ def _leaves(path: str, state: Any) -> list[tuple[str, Any]]:
     """The leaves of a NamedTuple, by their fields behind the path of the layer."""
     named = jax.tree_util.tree_leaves_with_path(state)
     return [("/".join([*([path] if path else []), *(key.name for key in keys)]), leaf) for keys, leaf in named]
+
+
+def _holds(dtype: np.dtype, values: np.ndarray) -> bool:
+    """Whether a dtype holds values of that kind, and none of them wraps round."""
+    kinds = "iu" if dtype.kind in "iu" else dtype.kind
+    return values.dtype.kind in kinds and (dtype.kind == "f" or bool((values.astype(dtype) == values).all()))
 
 
 def _layer_of(key: str, states: Mapping[str, Any]) -> str:

@@ -1,12 +1,17 @@
+import collections
+import concurrent.futures
 import errno
+import io
 import json
 import os
 import pathlib
 import stat
 import subprocess
 import sys
+import types
 
 import cases
+import flax.core
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -47,6 +52,20 @@ def test_round_trip_of_every_observer(path):
     same(jqobs.load(str(path), shapes), states)
 
 
+@pytest.mark.parametrize("granularity", ["per_channel", "per_group"])
+def test_round_trip_of_channels(path, granularity):
+    rng, x, wider = np.random.default_rng(0), *(jax.ShapeDtypeStruct((2, n, 8), jnp.float32) for n in (3, 4))
+    any_bits = lambda leaf: rng.bytes(leaf.size * leaf.dtype.itemsize)  # noqa: E731
+    for case in cases.WATCHING:
+        init = case.build(**cases.GRANULARITIES[granularity]).init
+        like, other = (jax.eval_shape(init, each) for each in (x, wider))
+        state = jax.tree.map(lambda leaf: np.frombuffer(any_bits(leaf), leaf.dtype).reshape(leaf.shape), like)
+        jqobs.save(path, state)
+        same(jqobs.load(path, like), state)
+        with pytest.raises(jqobs.CheckpointError, match=r"seen/low is an array \(3\D.* and not an array \(4\D"):
+            jqobs.load(path, other)
+
+
 def test_round_trip_of_grids(path):
     ends = {"per_tensor": (-1.0, 3.0), "per_channel": (jnp.array([-1.0, -0.0]), jnp.array([1e-39, 3.0]))}
     grids = {
@@ -79,6 +98,36 @@ def test_every_bit_of_odd_values_and_names(path):
     same(jqobs.load(path), tree)
 
 
+def test_the_result_is_like_the_example(path):
+    state = jqobs.min_max().init(X)
+    for like in ({"b": state, "a": X}, collections.OrderedDict(b=state, a=X), flax.core.freeze({"b": state, "a": X})):
+        jqobs.save(path, like)
+        same(jqobs.load(path, like), like)
+    jqobs.save(path, {"n": 3, "x": np.arange(3, dtype=">f4"), "columns": np.asfortranarray(X)})
+    same(jqobs.load(path), {"n": jnp.int32(3), "x": jnp.arange(3.0), "columns": X})
+
+
+def test_equal_trees_are_equal_files(path):
+    jqobs.save(path, {"b": X, "a": -X})
+    content = path.read_bytes()
+    jqobs.save(path, {"a": -X, "b": X})
+    assert path.read_bytes() == content
+
+
+def test_only_the_form_of_the_example_is_read(path):
+    state = jax.tree.map(jnp.array, jqobs.min_max().init(X))
+    jqobs.save(path, state)
+    expected = jax.device_get(state)
+    jax.tree.map(lambda leaf: leaf.delete(), state)
+    same(jqobs.load(path, state), expected)
+
+
+def test_an_array_over_devices(path):
+    spread = jax.device_put(jnp.arange(8.0), jax.sharding.NamedSharding(jax.make_mesh((8,), ("a",)), jax.P("a")))
+    jqobs.save(path, {"x": spread})
+    same(jqobs.load(path, {"x": spread}), {"x": jnp.arange(8.0)})
+
+
 def test_nobodys_buffer(path):
     observer = jqobs.min_max()
     state = observer.update(observer.init(X), X)
@@ -105,11 +154,41 @@ def test_all_that_does_not_fit_is_in_one_error(path):
         jqobs.load(path)
 
 
-def test_what_is_no_state(path):
-    for tree, match in (({3: X}, "strings for keys"), ({"a": object()}, "at a"), ({"a": "text"}, "arrays and dicts")):
-        with pytest.raises(ValueError, match=match):
-            jqobs.save(path, tree)
+@pytest.mark.parametrize(
+    ("tree", "match"),
+    [
+        ({3: X}, "strings for keys"),
+        ({3: X, "a": X}, "strings for keys"),
+        ({"a": object()}, "at a"),
+        ({"a": "text"}, "arrays and dicts"),
+        ({"a": None}, "got None at a"),
+        # What would come back as something else.
+        ({"a": [1, 2]}, r"got \[1, 2\] at a"),
+        ({"a": (jqobs.Count(X, X), jqobs.Count(X, X))}, "arrays and dicts"),
+        ({"a": types.MappingProxyType({"b": X})}, "arrays and dicts"),
+        ({"a": X.astype(jnp.bfloat16)}, "arrays and dicts"),
+        ({"a": np.longdouble(1)}, "arrays and dicts"),
+        ({"a": jax.random.key(0)}, "arrays and dicts"),
+        ({"a": 2**40}, "got 1099511627776 at a"),
+        ({"a": np.int64([1])}, "int64 at a needs a cast, or jax_enable_x64"),
+        ({"a": np.float64(0.1)}, "float64 at a needs a cast, or jax_enable_x64"),
+        (jqobs.QParams(X, X, jqobs.qint8, jqobs.per_tensor_affine, ch_axis=0), "needs a per-channel qscheme"),
+    ],
+)
+def test_what_is_no_state(path, tree, match):
+    with pytest.raises(ValueError, match=match):
+        jqobs.save(path, tree)
     assert not path.exists()
+
+
+def test_depth_is_the_same_for_writing_and_reading(path):
+    deep = X
+    for _ in range(checkpoint.DEEPEST):
+        deep = {"k": deep}
+    jqobs.save(path, deep)
+    same(jqobs.load(path), deep)
+    with pytest.raises(ValueError, match="at most 100 deep"):
+        jqobs.save(path, {"k": deep})
 
 
 def signed(described, tensors):
@@ -119,29 +198,89 @@ def signed(described, tensors):
 
 
 ARRAY = {"kind": "array", "tensor": "a", "shape": [2], "dtype": "float32"}
+STATIC = {"qdtype": ["qint8", -128, 127], "qscheme": "per_tensor_affine", "ch_axis": None, "group_size": None}
+LIES = "contradicts itself"
+
+
+def entries(kind, *parts, **more):
+    return {"kind": kind, **more, "entries": [list(part) for part in parts]}
+
+
+def grid(scale=ARRAY, **changed):
+    static = {**STATIC, **changed}
+    return entries("QParams", ("scale", scale), ("zero_point", {**ARRAY, "tensor": "b"}), static=static)
 
 
 @pytest.mark.parametrize(
     ("described", "match"),
     [
         ({"schema": 2, "tree": ARRAY}, "has schema 2, and this is jqobs .*, which reads 1"),
+        ({"schema": 2, "elsewhere": ARRAY}, "has schema 2"),
+        ({"schema": 0, "tree": ARRAY}, "has schema 0"),
+        ({"schema": True, "tree": ARRAY}, "has schema True"),
         ({"schema": "1", "tree": ARRAY}, "has schema '1'"),
-        ({"schema": 1}, "KeyError"),
-        ({"schema": 1, "tree": {**ARRAY, "shape": [10**12]}}, "contradicts itself"),
-        ({"schema": 1, "tree": {**ARRAY, "tensor": "b"}}, "contradicts itself"),
-        ({"schema": 1, "tree": {**ARRAY, "dtype": 3}}, "contradicts itself"),
-        ({"schema": 1, "tree": 3}, "contradicts itself"),
-        ({"schema": 1, "tree": {"kind": "dict", "entries": [["a", ARRAY], ["a", ARRAY]]}}, "contradicts itself"),
-        (
-            {"schema": 1, "tree": {"kind": "QParams", "static": {"qdtype": ["qint9", 0, 1]}, "entries": []}},
-            "contradicts",
-        ),
+        ({"tree": ARRAY}, "KeyError"),
+        ({"schema": 1}, LIES),
+        ({"schema": 1, "tree": {**ARRAY, "shape": [10**12]}}, LIES),
+        ({"schema": 1, "tree": {**ARRAY, "shape": [2.0]}}, LIES),
+        ({"schema": 1, "tree": {**ARRAY, "tensor": "c"}}, LIES),
+        ({"schema": 1, "tree": {**ARRAY, "tensor": []}}, LIES),
+        ({"schema": 1, "tree": {**ARRAY, "dtype": 3}}, LIES),
+        ({"schema": 1, "tree": {**ARRAY, "entries": 7}}, LIES),
+        ({"schema": 1, "tree": 3}, LIES),
+        ({"schema": 1, "tree": {"kind": [1], "entries": []}}, LIES),
+        ({"schema": 1, "tree": {"kind": "dict", "entries": 7}}, LIES),
+        ({"schema": 1, "tree": {"kind": "dict", "entries": [], "static": 7}}, LIES),
+        ({"schema": 1, "tree": entries("dict")}, "nothing is said of a, b"),
+        ({"schema": 1, "tree": entries("dict", (1, ARRAY))}, LIES),
+        ({"schema": 1, "tree": entries("dict", ("a", ARRAY), ("a", {**ARRAY, "tensor": "b"}))}, LIES),
+        ({"schema": 1, "tree": entries("dict", ("a", ARRAY), ("b", ARRAY))}, LIES),
+        ({"schema": 1, "tree": grid(qdtype=["qint9", 0, 1])}, LIES),
+        ({"schema": 1, "tree": grid(qdtype=["qint8", False, True])}, LIES),
+        ({"schema": 1, "tree": grid(qscheme=[])}, LIES),
+        ({"schema": 1, "tree": grid(ch_axis=0)}, LIES),
+        ({"schema": 1, "tree": grid(qscheme="per_channel_affine", ch_axis=0, group_size=-1)}, LIES),
+        ({"schema": 1, "tree": grid(other=1)}, LIES),
+        ({"schema": 1, "tree": grid(scale=entries("dict", ("x", ARRAY)))}, LIES),
     ],
 )
 def test_headers_that_lie(path, described, match):
-    path.write_bytes(signed(described, {"a": np.zeros(2, np.float32)}))
+    named = [name for name in "ab" if f'"tensor": "{name}"' in json.dumps(described)]  # Or that would be the error.
+    path.write_bytes(signed(described, {name: np.zeros(2, np.float32) for name in named or "ab"}))
+    for like in (None, np.zeros(2, np.float32)):
+        with pytest.raises(jqobs.CheckpointError, match=match):
+            jqobs.load(path, like)
+
+
+@pytest.mark.parametrize("depth", [101, 330, 900, 10_000])
+def test_a_header_without_end(path, depth):
+    text = '{"kind": "dict", "entries": [["k", ' * depth + json.dumps(ARRAY) + "]]}" * depth
+    text = f'{{"checksum": "{"0" * 64}", "schema": 1, "tree": {text}}}'
+    content = safetensors.save({"a": np.zeros(2, np.float32)}, {"jqobs": text})
+    path.write_bytes(content.replace(b"0" * 64, checkpoint._digest(content), 1))
+    with pytest.raises(jqobs.CheckpointError):
+        jqobs.load(path)
+
+
+def test_numbers_that_jax_would_cut(path):
+    wide = {"kind": "array", "tensor": "a", "shape": [1], "dtype": "int64"}
+    path.write_bytes(signed({"schema": 1, "tree": wide}, {"a": np.int64([2**40])}))
+    with pytest.raises(jqobs.CheckpointError, match="holds int64, for which JAX needs jax_enable_x64"):
+        jqobs.load(path)
+    with jax.enable_x64(True):
+        assert int(jqobs.load(path)[0]) == 2**40
+
+
+@pytest.mark.parametrize("what", ["zeros", "header", "tail"])
+def test_no_more_of_a_large_file_is_read_than_it_declares(path, what):
+    if what == "tail":
+        jqobs.save(path, {"a": X})
+    else:
+        path.write_bytes((0 if what == "zeros" else 2**39).to_bytes(8, "little"))
+    os.truncate(path, 2**40)  # It takes no space on the disk.
+    match = "its header is for" if what == "tail" else "its header has no checksum"
     with pytest.raises(jqobs.CheckpointError, match=match):
-        jqobs.load(path, np.zeros(2, np.float32))
+        jqobs.load(path, {"a": X})
 
 
 def test_a_huge_declared_shape_allocates_nothing(path):
@@ -178,6 +317,15 @@ def content(tmp_path_factory):
     path = tmp_path_factory.mktemp("valid") / "file"
     jqobs.save(path, VALID)
     return path, path.read_bytes()
+
+
+def test_no_byte_can_change(path):
+    jqobs.save(path, {"a": np.float32([1])})
+    valid = path.read_bytes()
+    for place in range(len(valid)):
+        path.write_bytes(valid[:place] + bytes([valid[place] ^ 1 << place % 8]) + valid[place + 1 :])
+        with pytest.raises(jqobs.CheckpointError):
+            jqobs.load(path)
 
 
 @hypothesis.given(data=st.data())
@@ -219,7 +367,33 @@ def test_an_interrupted_save_leaves_the_old_file(path, monkeypatch, fails):
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-def test_a_full_disk_and_a_closed_directory_lose_nothing(tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
+def test_a_full_disk_and_a_closed_directory_leave_the_old_file(path, monkeypatch, number):
+    jqobs.save(path, {"old": X})
+    before = path.read_bytes()
+
+    class Full(io.BytesIO):
+        def write(self, content):
+            raise OSError(number, os.strerror(number))
+
+    def opens(name, mode):
+        if number == errno.EACCES:  # As for anybody but root.
+            raise PermissionError(number, os.strerror(number), name)
+        open(name, mode).close()
+        return Full()
+
+    with monkeypatch.context() as patched:
+        # Not through the module: doctest may have imported it a second time.
+        patched.setitem(jqobs.save.__globals__, "open", opens)
+        with pytest.raises(OSError, match="cannot save") as error:
+            jqobs.save(path, {"new": X})
+    assert (error.value.errno, error.value.filename) == (number, str(path))
+    assert isinstance(error.value, PermissionError) == (number == errno.EACCES)
+    assert path.read_bytes() == before
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_a_calibration_that_cannot_be_saved_is_not_lost(tmp_path):
     observer = jqobs.min_max()
     expected = jqobs.calibrate(observer, BATCHES[:4])
     with pytest.raises(OSError, match="cannot save") as error:
@@ -229,6 +403,48 @@ def test_a_full_disk_and_a_closed_directory_lose_nothing(tmp_path, monkeypatch):
         tmp_path.chmod(stat.S_IREAD | stat.S_IEXEC)
         with pytest.raises(PermissionError):
             jqobs.save(tmp_path / "file", expected)
+
+
+def test_many_may_write_one_file(path):
+    trees = [{"x": np.full(20_000, i, np.float32)} for i in range(4)]
+    jqobs.save(path, trees[0])
+
+    def write(tree):
+        for _ in range(10):
+            jqobs.save(path, tree)
+            assert len(set(np.asarray(jqobs.load(path)["x"]).tolist())) == 1
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(write, trees))
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_a_link_in_the_way_is_not_followed(path, monkeypatch):
+    monkeypatch.setattr(checkpoint.secrets, "token_hex", lambda size: "guessed")
+    victim = path.with_name("victim")
+    victim.write_text("precious")
+    path.with_name(".jqobs-guessed.tmp").symlink_to(victim)
+    with pytest.raises(FileExistsError, match="cannot save"):
+        jqobs.save(path, {"a": X})
+    assert victim.read_text() == "precious"
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileExistsError, match="cannot save: It is a pipe or a device"):
+        jqobs.save(tmp_path / "pipe", {"a": X})
+    with pytest.raises(IsADirectoryError, match="cannot save"):
+        jqobs.save(tmp_path, {"a": X})
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert [each.name for each in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_without_the_extra(path, monkeypatch):
+    jqobs.save(path, {"a": X})
+    monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
+    for call in (lambda: jqobs.save(path, {"a": X}), lambda: jqobs.load(path)):
+        with pytest.raises(ImportError, match=r"pip install 'jqobs\[checkpoint\]'"):
+            call()
 
 
 # --- Calibrations that go on

@@ -118,8 +118,9 @@ def test_a_call_may_override_the_switches(face):
     layer = face(jqobs.min_max(qdtype=jqobs.quint2))
     layer(X)
     assert int(layer.state()["state"].seen) == 3
-    layer(WILD, observer_enabled=False)
-    assert int(layer.state()["state"].seen) == 3
+    for off in (False, np.bool_(False), jnp.array(False)):
+        layer(WILD, observer_enabled=off)
+        assert int(layer.state()["state"].seen) == 3
     np.testing.assert_array_equal(layer(X, fake_quant_enabled=False), X)
     layer.do("disable_fake_quant")
     assert layer(X, fake_quant_enabled=True).tolist() != X.tolist()

@@ -216,6 +216,12 @@ def test_a_whole_function(deferred):
             np.testing.assert_allclose(got[name].min_val, state.min_val, rtol=1e-6)
 
 
+def test_observers_that_remember_nothing():
+    mesh = jax.make_mesh((8,), ("a",))
+    for observer in (jqobs.noop(), jqobs.fixed_qparams(scale=0.5, zero_point=0)):
+        assert jqobs.calibrate(observer, batches(), mesh=mesh, deferred=True) == observer.init(0.0)
+
+
 def test_who_cannot_be_merged_says_what_to_do():
     average, mesh = OBSERVERS["moving_average_min_max/tensor"], jax.make_mesh((8,), ("a",))
     state = average.init(0.0)

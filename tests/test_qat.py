@@ -170,6 +170,44 @@ def test_nnx_stacks():
     assert np.isfinite(y).all()
 
 
+class Coder(nn.Module):
+    def setup(self):
+        self.encoder, self.decoder = Activated(4), nn.Dense(4)
+
+    def __call__(self, x):
+        return self.decoder(self.encoder(x))
+
+    def encode(self, x):
+        return self.encoder(x)
+
+
+class Activated(nn.Dense):
+    activation: object = nn.relu
+
+    @nn.compact
+    def __call__(self, x):
+        return self.activation(super().__call__(x))
+
+
+def test_a_prepared_model_is_used_like_the_model():
+    import pickle
+
+    qat, x = jqobs.linen.prepare_qat(Coder(), W4A4), normal(2, 4)
+    _, variables = apply(qat, qat.init(jax.random.key(0), x), x)
+    y = qat.apply(variables, x)
+    np.testing.assert_array_equal(qat.bind(variables)(x), y)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(qat)).apply(variables, x), y)
+    for method in ("encode", qat.encode, Coder.encode):
+        np.testing.assert_array_equal(qat.apply(variables, x, method=method), qat.bind(variables).encode(x))
+    assert qat.apply is qat.apply
+    refreshed = jqobs.linen.refresh(qat, variables, x, method="encode")
+    jax.tree.map(np.testing.assert_array_equal, refreshed, variables)
+    assert set(variables["observers"]["encoder"]) == {"activation_grid", "weight"}
+    for space, prepared in ((jqobs.linen, qat), (jqobs.nnx, jqobs.nnx.prepare_qat(Attention(nnx.Rngs(0)), W4A4))):
+        with pytest.raises(ValueError, match="not on the grid yet"):
+            space.prepare_qat(prepared, W4A4)
+
+
 # --- Training
 
 

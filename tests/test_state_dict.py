@@ -142,3 +142,42 @@ def test_a_torch_dictionary():
     jqobs.nnx.load_observer_state_dict(model, {key.removeprefix("here/"): value for key, value in converted.items()})
     assert float(model.conv.calculate_qparams().scale) == pytest.approx(4 / 255)
     np.testing.assert_allclose(model.quant(jnp.ones((2, 1)))[1], 1.0, rtol=1e-6)
+
+
+def test_what_has_seen_nothing_stays_so():
+    make = lambda: nnx.List([Model(), jqobs.nnx.MinMaxObserver()])  # noqa: E731
+    model, fresh = make(), make()
+    model[1](X)
+    jqobs.nnx.disable_fake_quant(model)
+    jqobs.nnx.load_observer_state_dict(fresh, jqobs.nnx.get_observer_state_dict(model))
+    np.testing.assert_array_equal(fresh[1].max_val, X.max())
+    assert fresh[0].watch.state is None
+    assert not fresh[0].rounding.switches.get_value().fake_quant_enabled
+
+
+def test_another_granularity_does_not_fit():
+    observer, fresh = jqobs.nnx.MinMaxObserver(), jqobs.nnx.PerChannelMinMaxObserver(ch_axis=1)
+    observer(X)
+    with pytest.raises(ValueError, match=r"min_val of shape \(\)"):
+        jqobs.nnx.load_observer_state_dict(fresh, jqobs.nnx.get_observer_state_dict(observer))
+    state_dict = jqobs.nnx.get_observer_state_dict(observer)
+    for key, wrong in (("min_val", np.bool_(True)), ("seen/low", np.int64(2**40))):
+        with pytest.raises(ValueError, match=f"does not fit: {key}"):
+            jqobs.nnx.load_observer_state_dict(observer, {**state_dict, key: wrong})
+
+
+def test_views_see_what_was_loaded():
+    layer, other = (jqobs.nnx.FakeQuantize(jqobs.min_max()) for _ in range(2))
+    view = nnx.view(layer, observing=False)
+    other(X)
+    jqobs.nnx.load_observer_state_dict(layer, jqobs.nnx.get_observer_state_dict(other))
+    np.testing.assert_array_equal(view(X), layer(X, observer_enabled=False))
+    layer.reset()
+    np.testing.assert_array_equal(view(X), X)
+
+
+def test_a_fixed_grid_of_torch_is_known():
+    there = {"fake_quant_enabled": np.uint8([1]), "observer_enabled": np.uint8([0]), "scale": np.float32([0.5])}
+    layer = jqobs.nnx.FakeQuantize(jqobs.fixed_qparams(scale=0.5, zero_point=0))
+    jqobs.nnx.load_observer_state_dict(layer, jqobs.convert_torch_state_dict({**there, "zero_point": np.int32([0])}))
+    assert layer(jnp.array([0.7])).tolist() == [0.5]

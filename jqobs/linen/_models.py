@@ -140,7 +140,7 @@ def refresh(model: nn.Module, variables: Mapping[str, Any], *args: Any, **kwargs
     observers = {path: observer for path, (observer, _) in find_observers(model, variables, *args, **kwargs).items()}
 
     def refreshed(path: str, name: str, value: Any) -> Any:
-        if name != "held":
+        if name != "held" or path not in observers:  # This call may not reach all of the model.
             return value
         read = functools.partial(read_grid, observers[path])
         for _ in range(value.is_known.ndim):  # Layers stacked by a scan.

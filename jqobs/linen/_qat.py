@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -44,6 +45,8 @@ def prepare_qat(model: nn.Module, mapping: QConfigMapping | QConfig) -> Prepared
       ['activation', 'weight']
       >>> y, updated = qat.apply(variables, x, mutable=["observers"])  # one step: observes, and rounds
     """
+    if isinstance(model, Prepared):
+        raise ValueError("model must be one that is not on the grid yet; got one that prepare_qat has made")
     mapping = QConfigMapping().set_global(mapping) if isinstance(mapping, QConfig) else mapping
     if not isinstance(mapping, QConfigMapping):
         raise ValueError(f"mapping must be a QConfigMapping or a QConfig; got {mapping!r}")
@@ -61,20 +64,37 @@ class Prepared:
     def __init__(self, model: nn.Module, mapping: QConfigMapping) -> None:
         self.model = model
         self.mapping = mapping
+        self.members: dict[str, Any] = {}  # One each, so that `qat.apply` is always the same function.
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("model", "mapping"):
+        if name.startswith("__") or name in ("model", "mapping", "members"):
             raise AttributeError(name)
+        if not callable(getattr(self.model, name)):
+            return getattr(self.model, name)
+        if name not in self.members:
+            self.members[name] = self._intercepted(name)
+        return self.members[name]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls a model that is bound: `qat.bind(variables)(x)`."""
+        return self._intercepted("__call__")(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"model": self.model, "mapping": self.mapping, "members": {}}
+
+    def _intercepted(self, name: str) -> Callable[..., Any]:
         member = getattr(self.model, name)
-        if not callable(member):
-            return member
 
         @functools.wraps(member)
         def intercepted(*args: Any, **kwargs: Any) -> Any:
+            method: Any = kwargs.get("method")
+            kwargs |= {"method": method.of_prepared} if hasattr(method, "of_prepared") else {}  # method=qat.encode
             # Inside whatever jits this call: a compiled function would not see the interceptor.
             with nn.intercept_methods(self._on_grid):
-                return member(*args, **kwargs)
+                result = member(*args, **kwargs)
+            return Prepared(result, self.mapping) if isinstance(result, nn.Module) else result
 
+        setattr(intercepted, "of_prepared", name)  # noqa: B010 (functions have no such attribute, says the checker)
         return intercepted
 
     def _on_grid(self, call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
@@ -86,12 +106,15 @@ class Prepared:
         if qconfig is None:
             return call(*args, **kwargs)
         promote = layer.promote_dtype
+        if hasattr(promote, "is_on_grid"):  # A subclass calls the method of its base.
+            return call(*args, **kwargs)
 
         def promote_to_grid(*operands: Any, **options: Any) -> list[Any]:
             promoted: Any = promote(*operands, **options)
             x, kernel, *rest = promoted
-            return [*_round(qconfig, path, x, kernel, _output_axis(layer, kernel, args, kwargs)), *rest]
+            return [*_round(qconfig, layer, path, x, kernel, _output_axis(layer, kernel, args, kwargs)), *rest]
 
+        setattr(promote_to_grid, "is_on_grid", True)  # noqa: B010 (functions have no such attribute, says the checker)
         object.__setattr__(layer, "promote_dtype", promote_to_grid)
         try:
             return call(*args, **kwargs)
@@ -99,14 +122,15 @@ class Prepared:
             object.__setattr__(layer, "promote_dtype", promote)
 
 
-def _round(qconfig: QConfig, path: str, x: jax.Array, kernel: jax.Array, axis: int) -> list[jax.Array]:
+def _round(qconfig: QConfig, layer: Any, path: str, x: jax.Array, kernel: jax.Array, axis: int) -> list[jax.Array]:
     operands = [("activation", x, qconfig.activation), ("weight", kernel, qconfig.weight)]
     rounded = []
     for name, operand, observer in operands:
         if observer is not None:
             where = f"{path}/{name}" if path else name
             observer = bind_channels(observer, where, is_weight=name == "weight", ch_axis=axis)
-            operand = FakeQuantize(observer, name=name)(operand)
+            is_taken = hasattr(layer, name) or layer.has_variable("params", name)  # By a class of the user's.
+            operand = FakeQuantize(observer, name=f"{name}_grid" if is_taken else name)(operand)
         rounded.append(operand)
     return rounded
 

@@ -14,6 +14,7 @@ from flax import nnx
 
 from jqobs import observers
 from jqobs.fake_quantizer import Held, Switches, quantize, refresh, searches, switched, watch
+from jqobs.granularity import Granularity
 from jqobs.observer import NotCalibratedError, Observer, Recipe, check_observer
 from jqobs.qconfig import as_observer
 from jqobs.qparams import QParams
@@ -70,24 +71,35 @@ class ObservingModule(nnx.Module):
         """Back to nothing seen, as a fresh module."""
         observer, example = self.observer, jax.ShapeDtypeStruct(self._shape or (), jnp.float32)
         try:
-            self.state = ObserverState(observer.init(example))
+            self.hold_states({"state": observer.init(example)})
         except ValueError:
             if self._shape is not None:
                 raise
             self.state = None  # There are channels, and the first batch tells how many.
 
+    @property
+    def rank(self) -> int:
+        """The rank of a scale: 0 per tensor, 1 per channel, 2 per group."""
+        recipe = self.observer.recipe
+        return Granularity(recipe.get("qscheme"), recipe.get("ch_axis"), recipe.get("group_size")).rank
+
     def held_states(self, *, of_one_channel: bool = False) -> dict[str, Any]:
         """What this module holds by the name of the attribute; `of_one_channel` where it has seen nothing yet."""
         if of_one_channel:
             qscheme = per_tensor_symmetric if self.observer.recipe.get("qscheme").is_symmetric else per_tensor_affine
-            single = self.observer.replace(qscheme=qscheme, ch_axis=None, group_size=None)
+            given = {name: None for name in ("ch_axis", "group_size") if self.observer.recipe.get(name) is not None}
+            single = self.observer.replace(qscheme=qscheme, **given)
             return {"state": single.init(0.0)}
         return {} if self.state is None else {"state": self.state.get_value()}
 
     def hold_states(self, held: dict[str, Any]) -> None:
         """Takes over what `held_states` of another module has returned."""
         for name, value in held.items():
-            setattr(self, name, ObserverState(value))
+            variable = getattr(self, name)
+            if variable is None:
+                setattr(self, name, ObserverState(value))
+            else:  # Views of the module share it.
+                variable.set_value(value)
 
     def calculate_qparams(self) -> QParams:
         """The grid for what was seen."""
@@ -251,7 +263,7 @@ class FakeQuantize(ObservingModule):
         """Returns `x` on the grid; the keywords override the switches for this call."""
         switches = self.switches.get_value()
         if self.observing and observer_enabled is not False:
-            self.record(x, mask, switches.observer_enabled if observer_enabled is None else True)
+            self.record(x, mask, switches.observer_enabled if observer_enabled is None else observer_enabled)
         if self.held is None:
             return x
         enabled = switches.fake_quant_enabled if fake_quant_enabled is None else fake_quant_enabled
@@ -272,17 +284,18 @@ class FakeQuantize(ObservingModule):
     def reset(self) -> None:
         """Back to nothing seen; the switches stay."""
         super().reset()
-        self.held = None
-        if self.state is not None:
+        if self.state is None:
+            self.held = None
+        else:
             self._hold(self.state.get_value())
 
     def held_states(self, *, of_one_channel: bool = False) -> dict[str, Any]:
         """What this module holds by the name of the attribute; `of_one_channel` where it has seen nothing yet."""
         states = super().held_states(of_one_channel=of_one_channel)
-        if self.held is None:
-            states["held"] = Held(jnp.float32(1), jnp.int32(0), jnp.array(False))
-        else:
+        if self.held is not None:
             states["held"] = self.held.get_value()
+        elif of_one_channel:
+            states["held"] = Held(jnp.float32(1), jnp.int32(0), jnp.array(False))
         return states | {"switches": self.switches.get_value()}
 
     def refresh(self) -> None:
@@ -310,8 +323,7 @@ class FakeQuantize(ObservingModule):
         self.switches.set_value(switched(self.switches.get_value(), **enabled))
 
     def _hold(self, state: Any) -> None:
-        self.state = ObserverState(state)
-        self.held = ObserverState(refresh(self.observer, state))
+        self.hold_states({"state": state, "held": refresh(self.observer, state)})
 
 
 @layer

@@ -146,11 +146,12 @@ def load_observer_state_dict(model: Any, state_dict: Mapping[str, Any]) -> None:
       [1.0, 1.0, 1.0]
     """
     layers = _find_by_path(model)
-    unshaped = [path for path, node in layers.items() if node.state is None]
+    unshaped = {path: node.rank for path, node in layers.items() if node.state is None}
     held = {path: node.held_states(of_one_channel=path in unshaped) for path, node in layers.items()}
     filled = fill_states({path: list(each.values()) for path, each in held.items()}, state_dict, unshaped)
     for path, node in layers.items():
-        node.hold_states(dict(zip(held[path], filled[path], strict=True)))
+        new = zip(held[path], filled[path], strict=True)
+        node.hold_states({name: value for name, value in new if value is not None})
 
 
 def _find_by_path(model: Any) -> dict[str, ObservingModule]:

@@ -49,6 +49,8 @@ def prepare_qat(model: Any, mapping: QConfigMapping | QConfig) -> Any:
     model = nnx.clone(model)
     layers: list[tuple[Any, Any]] = [pair for pair in nnx.iter_graph(model) if isinstance(pair[1], LAYERS)]
     for keys, layer in layers:
+        if isinstance(layer.promote_dtype, OnGrid):
+            raise ValueError(f"model must be one that is not on the grid yet; its layer {'/'.join(map(str, keys))} is")
         path = "/".join(map(str, keys))
         qconfig = mapping.find(path, type(layer))
         if qconfig is not None:
