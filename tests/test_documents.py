@@ -20,6 +20,7 @@ def run(*command, timeout=600):
     # What one example has compiled, another need not.
     environment["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".pytest_cache" / "examples")
     environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    environment["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # Compiling takes longer than running.
     done = subprocess.run(
         [sys.executable, "-W", "error", *command], env=environment, capture_output=True, text=True, timeout=timeout
     )
