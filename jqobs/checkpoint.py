@@ -52,7 +52,7 @@ def save(path: str | os.PathLike[str], tree: Any) -> None:
 
     Args:
       path: Where to.
-      tree: A state, a `QParams`, an array, or a dict of these by string, nested as you like: the state of a
+      tree: A state, a `QParams`, an array, or a dict of these by string, nested up to 100 deep: the state of a
         calibration, or what its `calculate_qparams` returns.
 
     Raises:
