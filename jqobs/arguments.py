@@ -67,6 +67,17 @@ class Arguments:
         return self.structure.unflatten([static[place] if place in static else next(rest) for place in places])
 
 
+def as_arguments(batch: Any) -> tuple[Any, ...]:
+    """The arguments that a batch stands for: a tuple is several, anything else, a NamedTuple included, is one.
+
+    Example:
+      >>> from jqobs.arguments import as_arguments
+      >>> as_arguments((1, 2)), as_arguments([1, 2])
+      ((1, 2), ([1, 2],))
+    """
+    return batch if isinstance(batch, tuple) and not hasattr(batch, "_fields") else (batch,)
+
+
 def name_leaves(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], params: Any
 ) -> list[tuple[Leaf, bool]]:

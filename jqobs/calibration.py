@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqobs.arguments import Arguments
+from jqobs.arguments import Arguments, as_arguments
 from jqobs.checkpoint import load, save
 from jqobs.lifting import as_values
 from jqobs.merging import check_merges, merge_stacked
@@ -88,7 +88,7 @@ def calibrate(
 
     try:
         for batch in shown(batches, "calibrate", progress=progress):
-            arguments = batch if isinstance(batch, tuple) and not hasattr(batch, "_fields") else (batch,)
+            arguments = as_arguments(batch)
             if running is None:
                 running = loop.begin(state, *arguments)
                 if running is not None and resumes is not None:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jqobs.arguments import Arguments, name_leaves
+from jqobs.arguments import Arguments, as_arguments, name_leaves
 from jqobs.granularity import Granularity
 from jqobs.meshes import vary_like
 from jqobs.observer import Observer, State
@@ -364,8 +364,7 @@ def sensitivity(
     reference_of = jax.jit(lambda form, arrays: fn(*form.restore(arrays)[0]), static_argnums=0)
     total, count = np.zeros(len(names)), 0
     for batch in batches:
-        args = batch if isinstance(batch, tuple) and not hasattr(batch, "_fields") else (batch,)
-        form, arrays = Arguments.split(args, {})
+        form, arrays = Arguments.split(as_arguments(batch), {})
         reference, count = reference_of(form, arrays), count + 1
         each = shown(range(len(names)), f"sensitivity, batch {count}", progress=progress)
         total += [float(measure(form, jnp.int32(i), reference, arrays)) for i in each]

@@ -38,14 +38,23 @@ OUTPUT_AXES: dict[str, Callable[[Any, str, int], int | None]] = {
 """The products by primitive, as `(parameters, side, rank) -> axis`; None where every axis is summed over."""
 
 
-def output_axis_of_einsum(einsum_str: str) -> int:
-    """The axis of the output features in the second operand: its last one that the first has not, from the end.
+def output_axis_of_kernel(rank: int, *, einsum_str: str | None = None, is_transposed: bool = False) -> int:
+    """The axis of the output features in the parameter `kernel` of a Flax layer.
+
+    Args:
+      rank: The rank of the kernel.
+      einsum_str: The einsum of the layer, if it is one: the last axis of its second operand that the first has not.
+      is_transposed: Whether it is the kernel of a convolution with input and output exchanged.
 
     Example:
-      >>> from jqobs.products import output_axis_of_einsum
-      >>> output_axis_of_einsum("btd,dk->btk"), output_axis_of_einsum("...d,kd->...k")
-      (-1, -2)
+      >>> from jqobs.products import output_axis_of_kernel
+      >>> output_axis_of_kernel(4), output_axis_of_kernel(4, is_transposed=True)
+      (3, 2)
+      >>> output_axis_of_kernel(2, einsum_str="btd,dk->btk"), output_axis_of_kernel(2, einsum_str="...d,kd->...k")
+      (1, 0)
     """
+    if einsum_str is None:
+        return rank - 2 if is_transposed else rank - 1
     first, second = einsum_str.replace(" ", "").split("->")[0].split(",")
-    own = [place - len(second) for place, letter in enumerate(second) if letter not in first]
-    return own[-1] if own else -1
+    own = [rank - len(second) + place for place, letter in enumerate(second) if letter not in first]
+    return own[-1] if own else rank - 1

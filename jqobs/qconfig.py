@@ -173,6 +173,24 @@ class QConfigMapping:
         return self.overall
 
 
+def as_mapping(mapping: Any) -> QConfigMapping:
+    """A mapping, or a `QConfig` for everything.
+
+    Raises:
+      ValueError: Something else.
+
+    Example:
+      >>> import jqobs
+      >>> from jqobs.qconfig import as_mapping
+      >>> as_mapping(jqobs.QConfig()).overall
+      QConfig()
+    """
+    mapping = QConfigMapping().set_global(mapping) if isinstance(mapping, QConfig) else mapping
+    if not isinstance(mapping, QConfigMapping):
+        raise ValueError(f"mapping must be a QConfigMapping or a QConfig; got {mapping!r}")
+    return mapping
+
+
 def get_default_qconfig() -> QConfig:
     """For calibration after training: the range of least error for activations, a range per channel for weights.
 

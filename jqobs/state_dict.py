@@ -65,7 +65,7 @@ def fill_states(
         return path in unshaped and not any(key in given for key, _ in _leaves(path, each))
 
     expected = {
-        key: (unshaped.get(path), np.shape(leaf), np.dtype(jnp.asarray(leaf).dtype))
+        key: (path, unshaped.get(path), np.shape(leaf), np.dtype(jnp.asarray(leaf).dtype))
         for path, held in states.items()
         for each in held
         if not stays(path, each)
@@ -74,12 +74,12 @@ def fill_states(
     wrong = [f"missing {key}" for key in expected if key not in given]
     wrong += [f"unexpected {key}" for key in given if key not in expected]
     channels: dict[str, tuple[int, ...]] = {}
-    for key, (rank, shape, dtype) in expected.items():
+    for key, (path, rank, shape, dtype) in expected.items():
         if key in given:
             have, fits = given[key], given[key].shape == shape
             if rank is not None and dtype.kind != "b":
                 front, own = have.shape[: have.ndim - len(shape)], have.shape[have.ndim - len(shape) :]
-                of_layer = channels.setdefault(_layer_of(key, states), front)
+                of_layer = channels.setdefault(path, front)
                 fits = own == shape and len(front) == rank and of_layer == front
             if not fits or not _holds(dtype, have):
                 wrong.append(f"{key} of shape {have.shape} and dtype {have.dtype} for {shape} and {dtype}")
@@ -165,7 +165,3 @@ def _holds(dtype: np.dtype, values: np.ndarray) -> bool:
     """Whether a dtype holds values of that kind, and none of them wraps round."""
     kinds = "iu" if dtype.kind in "iu" else dtype.kind
     return values.dtype.kind in kinds and (dtype.kind == "f" or bool((values.astype(dtype) == values).all()))
-
-
-def _layer_of(key: str, states: Mapping[str, Any]) -> str:
-    return max((path for path in states if not path or key.startswith(f"{path}/")), key=len)

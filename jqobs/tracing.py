@@ -432,7 +432,7 @@ class _Inline:
 
     @staticmethod
     def jaxpr(eqn: Any) -> Any:
-        for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        for name in ("jaxpr", "call_jaxpr"):
             if name in eqn.params:
                 return eqn.params[name]
         raise _unknown_layout(eqn)
@@ -641,14 +641,12 @@ def _join(*facts: Fact) -> Fact:
 
 _INTO: dict[str, Any] = {
     "jit": _Inline,
-    "pjit": _Inline,
+    "call": _Inline,  # Until jax 0.11, with the next; then `eval_jaxpr` in place of both.
     "closed_call": _Inline,
-    "core_call": _Inline,
+    "eval_jaxpr": _Inline,
     "remat2": _Remat,
-    "checkpoint": _Remat,
     "custom_jvp_call": _CustomRule,
     "custom_vjp_call": _CustomRule,
-    "custom_vjp_call_jaxpr": _CustomRule,
     "scan": _Scan,
     "while": _While,
     "cond": _Cond,

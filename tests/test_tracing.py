@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -196,6 +197,16 @@ def linen(model, x):
     return model.init(jax.random.key(0), x), x
 
 
+def called_program(w, x):
+    """A program that was traced before, called: an equation of its own since jax 0.11."""
+    closed = jax.make_jaxpr(lambda w, x: dot(x, w))(W, X)
+    if not hasattr(jax.extend.core, "CallPrimitive"):
+        (y,) = jax.extend.core.primitives.closed_call_p.bind(w, x, call_jaxpr=closed)
+    else:
+        (y,) = jax.extend.core.jaxpr_as_fun(closed)(w, x)
+    return jnp.tanh(y)
+
+
 # name: function, arguments, the number of operands, and what the observers share with those placed by hand: all, or
 # only what a library passes through our `dot`.
 CASES = {
@@ -204,6 +215,7 @@ CASES = {
     "batched": (lambda w, x: dot(x[:, None], w), (STACK, X), 2),
     "nested jit": (nested_jit, (W, X), 4),
     "jitted before": (lambda w, x: jitted_before(w, jitted_before(w, x)), (W, X), 4),
+    "called program": (called_program, (W, X), 2),
     "vmap": (jax.vmap(lambda w, x: dot(x, w), (None, 0)), (W, normal(2, 3, 4)), 2),
     "vmap of a custom rule": (jax.vmap(doubled_gradient, (None, 0)), (W, normal(2, 3, 4)), 2),
     "scan over layers": (scan_over_layers, (STACK, X), 2),

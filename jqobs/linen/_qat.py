@@ -10,8 +10,8 @@ import jax
 from flax import linen as nn
 
 from jqobs.linen._layers import FakeQuantize
-from jqobs.products import output_axis_of_einsum
-from jqobs.qconfig import QConfig, QConfigMapping, bind_channels
+from jqobs.products import output_axis_of_kernel
+from jqobs.qconfig import QConfig, QConfigMapping, as_mapping, bind_channels
 
 LAYERS = (nn.Dense, nn.DenseGeneral, nn.Einsum, nn.Conv, nn.ConvTranspose)
 """What is put on the grid; all of them pass their operands through `promote_dtype`."""
@@ -47,10 +47,7 @@ def prepare_qat(model: nn.Module, mapping: QConfigMapping | QConfig) -> Prepared
     """
     if isinstance(model, Prepared):
         raise ValueError("model must be one that is not on the grid yet; got one that prepare_qat has made")
-    mapping = QConfigMapping().set_global(mapping) if isinstance(mapping, QConfig) else mapping
-    if not isinstance(mapping, QConfigMapping):
-        raise ValueError(f"mapping must be a QConfigMapping or a QConfig; got {mapping!r}")
-    return Prepared(model, mapping)
+    return Prepared(model, as_mapping(mapping))
 
 
 class Prepared:
@@ -136,8 +133,9 @@ def _round(qconfig: QConfig, layer: Any, path: str, x: jax.Array, kernel: jax.Ar
 
 
 def _output_axis(layer: Any, kernel: jax.Array, args: Any, kwargs: Any) -> int:
-    """The axis of the output features in the parameter `kernel`."""
-    if isinstance(layer, nn.Einsum):
-        given: Any = kwargs.get("einsum_str", args[1] if len(args) > 1 else None)
-        return output_axis_of_einsum(str(given or layer.einsum_str))
-    return kernel.ndim - 2 if getattr(layer, "transpose_kernel", False) else kernel.ndim - 1
+    given = kwargs.get("einsum_str", args[1] if len(args) > 1 and isinstance(layer, nn.Einsum) else None)
+    return output_axis_of_kernel(
+        kernel.ndim,
+        einsum_str=given or getattr(layer, "einsum_str", None),
+        is_transposed=getattr(layer, "transpose_kernel", False),
+    )

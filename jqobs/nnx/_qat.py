@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jqobs.nnx._layers import FakeQuantize
-from jqobs.products import output_axis_of_einsum
-from jqobs.qconfig import QConfig, QConfigMapping, bind_channels
+from jqobs.products import output_axis_of_kernel
+from jqobs.qconfig import QConfig, QConfigMapping, as_mapping, bind_channels
 
 LAYERS = (nnx.Linear, nnx.LinearGeneral, nnx.Einsum, nnx.Conv, nnx.ConvTranspose)
 """What is put on the grid; all of them pass their operands through `promote_dtype`."""
@@ -43,9 +43,7 @@ def prepare_qat(model: Any, mapping: QConfigMapping | QConfig) -> Any:
       >>> list(jqobs.nnx.calculate_qparams(qat))[:2]
       ['layers/0/promote_dtype/activation', 'layers/0/promote_dtype/weight']
     """
-    mapping = QConfigMapping().set_global(mapping) if isinstance(mapping, QConfig) else mapping
-    if not isinstance(mapping, QConfigMapping):
-        raise ValueError(f"mapping must be a QConfigMapping or a QConfig; got {mapping!r}")
+    mapping = as_mapping(mapping)
     model = nnx.clone(model)
     layers: list[tuple[Any, Any]] = [pair for pair in nnx.iter_graph(model) if isinstance(pair[1], LAYERS)]
     for keys, layer in layers:
@@ -71,7 +69,11 @@ class OnGrid(nnx.Module):
             observer = bind_channels(qconfig.activation, f"{path}/activation", is_weight=False, ch_axis=None)
             self.activation = _stacked(FakeQuantize(observer), stack)
         if qconfig.weight is not None:
-            axis = _output_axis(layer, rank)
+            axis = output_axis_of_kernel(
+                rank,
+                einsum_str=getattr(layer, "einsum_str", None),
+                is_transposed=getattr(layer, "transpose_kernel", False),
+            )
             observer = bind_channels(qconfig.weight, f"{path}/weight", is_weight=True, ch_axis=axis)
             self.weight = _stacked(FakeQuantize(observer, shape=shape), stack)
 
@@ -96,10 +98,3 @@ def _rank_of_kernel(layer: Any) -> int:
         axes = (layer.axis, layer.out_features, layer.batch_axis)
         return sum(1 if isinstance(axis, int) else len(axis) for axis in axes)
     return len(getattr(layer, "kernel_shape", "io"))
-
-
-def _output_axis(layer: Any, rank: int) -> int:
-    """The axis of the output features in the parameter `kernel`."""
-    if isinstance(layer, nnx.Einsum):
-        return output_axis_of_einsum(layer.einsum_str)
-    return rank - 2 if getattr(layer, "transpose_kernel", False) else rank - 1
