@@ -521,6 +521,33 @@ def test_rules_are_kept_by_observe_and_inlined_by_simulate():
     np.testing.assert_allclose(untouched, by_rule)
 
 
+@jax.custom_vjp
+def called_back(w, x):
+    return jnp.tanh(jax.pure_callback(lambda x: x, x, x) @ w)
+
+
+called_back.defvjp(lambda w, x: (called_back(w, x), (w, x)), lambda saved, g: (saved[1].T @ g, g @ saved[0].T))
+
+
+def test_a_rule_stands_in_for_what_cannot_be_differentiated():
+    """A callback has no derivative, and what is only looked at must not ask for one."""
+    w = normal(4, 4)
+    calibration = jqobs.observe(called_back, jqobs.min_max(), params=0)
+    state = calibration.init(w, X)
+    by_rule = jax.grad(lambda x: calibration.update(state, w, x)[0].sum())(X)
+    np.testing.assert_allclose(by_rule, jax.grad(lambda x: called_back(w, x).sum())(X))
+
+
+def test_what_is_computed_again_is_not_kept_instead():
+    """The barrier that keeps the compiler from merging both computations stays under observation."""
+    fn = jax.grad(lambda w, x: jax.checkpoint(lambda x: jnp.tanh(x @ w))(x).sum())
+    calibration = jqobs.observe(fn, jqobs.min_max(), params=0)
+    args = normal(4, 4), X
+    state = calibration.init(*args)
+    for program in (jax.jit(fn).lower(*args), jax.jit(calibration.update).lower(state, *args)):
+        assert "optimization_barrier" in program.as_text()
+
+
 def test_training_on_the_grid():
     calibration, state = calibrated(mlp, CONFIG, PARAMS, X)
     narrow = jqobs.QConfig(jqobs.min_max(qdtype=jqobs.quint4), PER_CHANNEL.replace(qdtype=jqobs.qint4))

@@ -107,6 +107,16 @@ def test_what_is_no_mapping(space):
         space.prepare_qat(nn.Dense(3), jqobs.min_max())
 
 
+def test_the_longest_name_and_the_latest_word_count():
+    one, other = jqobs.QConfig(weight=jqobs.min_max()), jqobs.QConfig()
+    mapping = jqobs.QConfigMapping().set_module_name("a/b", one).set_module_name("a", None)
+    assert mapping.find("a/b/c", nn.Dense) is one
+    assert mapping.find("a/d", nn.Dense) is None
+    assert mapping.set_module_name("a/b", other).find("a/b", nn.Dense) is other
+    typed = mapping.set_object_type(nn.Module, one).set_object_type(nn.Dense, other)
+    assert (typed.find("x", nn.Dense), typed.find("x", nn.Conv), typed.find("a", nn.Dense)) == (other, one, None)
+
+
 def test_mappings_feed_observe_too():
     fn = lambda params, x: jax.lax.conv(x, params["stem"], (1, 1), "SAME").sum((2, 3)) @ params["mlp"]["up"]  # noqa: E731
     args = {"stem": normal(4, 2, 3, 3), "mlp": {"up": normal(4, 3)}}, normal(1, 2, 5, 5)
