@@ -1,4 +1,4 @@
-"""What histograms cost: updates against the reference framework's, readings, memory.
+"""What histograms cost: updates against PyTorch's, readings, memory.
 
     python benchmarks/histogram.py [--smoke]
 
@@ -95,8 +95,8 @@ def memory(size):
 def readings(repeats, channels, tensors):
     x = jnp.asarray(np.random.default_rng(0).standard_normal(2**16), jnp.float32)
     functions = {}
-    for name, rule in (("log_histogram", jqobs.least_squares()), ("histogram", jqobs.least_squares()),
-                       ("histogram", jqobs.greedy_norm()), ("log_histogram", jqobs.percentile(99.9)),
+    for name, rule in (("log_histogram", jqobs.mse()), ("histogram", jqobs.mse()),
+                       ("histogram", jqobs.norm_minimization()), ("log_histogram", jqobs.percentile(99.9)),
                        ("log_histogram", jqobs.entropy())):  # fmt: skip
         for qdtype in (jqobs.quint8, jqobs.quint4)[tensors < 100 :]:
             observer = getattr(jqobs, name)(range_rule=rule, qdtype=qdtype)

@@ -3,7 +3,7 @@
     python benchmarks/range_quality.py [--seeds 3] [--smoke]
 
 Twelve distributions, 8, 4 and 2 bits, affine and symmetric, 40,000 values in 8 batches. The best range comes from an
-exhaustive search over the raw values in float64 (`oracle.py`). The reference framework's answers are recorded
+exhaustive search over the raw values in float64 (`oracle.py`). PyTorch's answers are recorded
 (`reference_ranges.json`), and asked live where torch is installed and --live is given.
 """
 
@@ -58,7 +58,7 @@ def ours(name, seed=0, factory=jqobs.log_histogram):
 
 
 def ratios(name, seed=0, recorded=None):
-    """Error over the best error, for `least_squares`, for the extremes, and for the reference framework."""
+    """Error over the best error, for `mse`, for the extremes, and for PyTorch."""
     x = sample(name, seed)
     chosen = ours(name, seed)
     for scheme, bits in GRIDS:
@@ -88,7 +88,7 @@ def main():
         RECORDED.write_text(json.dumps(answers, indent=0) + "\n")
     recorded = json.loads(RECORDED.read_text())
 
-    print("squared error over that of the best range: jqobs least_squares | min/max | reference framework")
+    print("squared error over that of the best range: jqobs mse | min/max | reference framework")
     print(f"{'':14}" + "".join(f"{f'{s.value[11:]} {b} bits':>27}" for s, b in GRIDS))
     worst, largest_min_max = [], 0.0
     for name in names:

@@ -94,7 +94,7 @@ def main() -> None:
     costs, in_float = [], accuracy(apply)
     for name in options.statistics:
         statistic = STATISTICS[name]
-        calibration = jqobs.observe(apply, jqobs.QConfig(activation=statistic(), weight=WEIGHT), params=0)
+        calibration = jqobs.observe(apply, jqobs.QConfig(activation=statistic(), weight=WEIGHT), weight_argnums=0)
         state = jqobs.calibrate(calibration, batches)
         cost = [in_float]
         for activation, weight in GRIDS:

@@ -190,7 +190,7 @@ def qconfig(factory: Callable[..., jqobs.Observer], width: str = "W8A8") -> jqob
 
 def watch(factory: Callable[..., jqobs.Observer]):
     """The encoder under observation; 8 bits stand for any width, since what is collected depends on none."""
-    return jqobs.observe(encode, qconfig(factory), params=0, mask=without_padding)
+    return jqobs.observe(encode, qconfig(factory), weight_argnums=0, mask=without_padding)
 
 
 @jax.jit

@@ -35,7 +35,7 @@ def load() -> tuple[dict, list[np.ndarray]]:
 def calibrate(**options) -> dict[str, jqobs.QParams]:
     """The grids, of all images."""
     variables, batches = load()
-    calibration = jqobs.observe(CNN().apply, CONFIG, params=0)
+    calibration = jqobs.observe(CNN().apply, CONFIG, weight_argnums=0)
     state = jqobs.calibrate(calibration, [(variables, images) for images in batches], **options)
     return calibration.calculate_qparams(state)
 
@@ -44,7 +44,7 @@ def calibrate_part(port: str, which: int, path: str) -> None:
     """One of two processes: it sees every other batch, and merges what it has seen with the other."""
     jax.distributed.initialize(f"127.0.0.1:{port}", 2, which, initialization_timeout=60)
     variables, batches = load()
-    calibration = jqobs.observe(CNN().apply, CONFIG, params=0)
+    calibration = jqobs.observe(CNN().apply, CONFIG, weight_argnums=0)
     state = jqobs.calibrate(calibration, [(variables, images) for images in batches[which::2]])
     jqobs.save(path, calibration.calculate_qparams(jqobs.merge_processes(calibration, state)))
 
@@ -87,7 +87,7 @@ def main() -> None:
     mesh, single = jax.make_mesh((8,), ("data",)), calibrate()
     ways = {
         "8 devices, a state that all share": lambda: [calibrate(mesh=mesh)],
-        "8 devices, a state each, merged at the end": lambda: [calibrate(mesh=mesh, deferred=True)],
+        "8 devices, a state each, merged at the end": lambda: [calibrate(mesh=mesh, merge_at_end=True)],
         "2 processes, merged at the end": calibrate_in_two_processes,
     }
     print(f"{len(single)} sites, calibrated on one device")

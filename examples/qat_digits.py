@@ -87,7 +87,7 @@ def main() -> None:
     rows, losses, pictures = [], {}, {}
     for name, grid in GRIDS.items():
         config = config_of(*grid)
-        calibration = jqobs.observe(model.apply, config, params=0)
+        calibration = jqobs.observe(model.apply, config, weight_argnums=0)
         state = jqobs.calibrate(calibration, [(variables, images) for images in np.split(x_held, 8)])
         calibrated = jqobs.simulate(model.apply, calibration.calculate_qparams(state))
         trained, losses[name] = train_on_grid(variables, config, x_train, y_train, epochs=2)

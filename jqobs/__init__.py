@@ -5,7 +5,7 @@ An observer is a pair of pure functions over a pytree, like an optimizer in Opta
 
 * the statistic: `min_max`, `moving_average_min_max`, `mean_min_max`, `log_histogram`, `histogram`, and those that need
   no data, `fixed_qparams`, `placeholder`, `noop`;
-* the range rule: the extremes, or over a histogram `least_squares()`, `percentile(p)`, `entropy()`, `greedy_norm()`;
+* the range rule: the extremes, or over a histogram `mse()`, `percentile(p)`, `entropy()`, `norm_minimization()`;
 * the grid: a `QDtype` (`qint8`, `quint8`, ...) and the affine or symmetric half of a `QScheme`;
 * the granularity: the per-tensor or per-channel half of it, with `ch_axis` and `group_size`.
 
@@ -36,41 +36,7 @@ Example:
 from jqobs import linen, nnx
 from jqobs._version import __version__
 from jqobs.calibration import calibrate
-from jqobs.checkpoint import CheckpointError, load, save
-from jqobs.counting import Count
-from jqobs.lifting import lift
-from jqobs.merging import merge_across, merge_processes
-from jqobs.observation import Calibration, Sites, observe, sensitivity, simulate
-from jqobs.observer import (
-    NotCalibratedError,
-    Observer,
-    Piece,
-    Recipe,
-    Statistic,
-    factory,
-    is_calibrated,
-    with_args,
-)
-from jqobs.observers import (
-    fixed_qparams,
-    histogram,
-    log_histogram,
-    mean_min_max,
-    min_max,
-    moving_average_min_max,
-    noop,
-    placeholder,
-)
-from jqobs.qconfig import (
-    QConfig,
-    QConfigMapping,
-    get_default_qat_qconfig,
-    get_default_qat_qconfig_mapping,
-    get_default_qconfig,
-    get_default_qconfig_mapping,
-)
-from jqobs.qparams import QParams, calculate_qparams
-from jqobs.qtypes import (
+from jqobs.formats.qtypes import (
     Grid,
     QDtype,
     QScheme,
@@ -88,11 +54,37 @@ from jqobs.qtypes import (
     quint8,
     quint16,
 )
-from jqobs.quantization import dequantize, fake_quantize, learned_scale, quantize
-from jqobs.range_rules import RangeRule, entropy, greedy_norm, least_squares, percentile
-from jqobs.report import report
-from jqobs.state_dict import convert_torch_state_dict
-from jqobs.tracing import Site
+from jqobs.models.observation import Calibration, Sites, observe, sensitivity, simulate
+from jqobs.models.qconfig import (
+    QConfig,
+    QConfigMapping,
+    get_default_qat_qconfig,
+    get_default_qat_qconfig_mapping,
+    get_default_qconfig,
+    get_default_qconfig_mapping,
+)
+from jqobs.numerics.counting import Count
+from jqobs.observers import (
+    fixed_qparams,
+    histogram,
+    log_histogram,
+    mean_min_max,
+    min_max,
+    moving_average_min_max,
+    noop,
+    placeholder,
+)
+from jqobs.observers.lifting import lift
+from jqobs.observers.merging import merge_across, merge_processes
+from jqobs.observers.observer import Chunk, NotCalibratedError, Observer, Statistic, is_calibrated
+from jqobs.quantization.qparams import QParams, calculate_qparams
+from jqobs.quantization.rounding import dequantize, fake_quantize, lsq_fake_quantize, quantize
+from jqobs.range_rules import RangeRule, entropy, mse, norm_minimization, percentile
+from jqobs.recipe import Recipe, factory, with_args
+from jqobs.reporting.report import report
+from jqobs.storage.checkpoint import CheckpointError, load, save
+from jqobs.storage.state_dict import convert_torch_state_dict
+from jqobs.tracing.program import Site
 
 __all__ = [
     "Calibration",
@@ -101,7 +93,7 @@ __all__ = [
     "Grid",
     "NotCalibratedError",
     "Observer",
-    "Piece",
+    "Chunk",
     "QConfig",
     "QConfigMapping",
     "QDtype",
@@ -125,11 +117,11 @@ __all__ = [
     "get_default_qat_qconfig_mapping",
     "get_default_qconfig",
     "get_default_qconfig_mapping",
-    "greedy_norm",
+    "norm_minimization",
     "histogram",
     "is_calibrated",
-    "learned_scale",
-    "least_squares",
+    "lsq_fake_quantize",
+    "mse",
     "lift",
     "linen",
     "load",

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqobs.arguments import Arguments, as_arguments
-from jqobs.checkpoint import load, save
-from jqobs.lifting import as_values
-from jqobs.merging import check_merges, merge_stacked
-from jqobs.observer import Observer, State
-from jqobs.progress import shown
-from jqobs.spreading import on_each_device, spread_arguments, spread_over_all, with_automatic_axes
+from jqobs.observers.lifting import as_values
+from jqobs.observers.merging import check_merges, merge_stacked
+from jqobs.observers.observer import Observer, State
+from jqobs.reporting.progress import progress_bar
+from jqobs.sharding.placement import on_each_device, replicate, shard_arguments, with_automatic_axes
+from jqobs.storage.checkpoint import load, save
+from jqobs.tracing.arguments import Arguments, as_arguments
 
 
 def calibrate(
@@ -27,9 +27,9 @@ def calibrate(
     state: State = None,
     progress: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
-    every: int | None = None,
+    checkpoint_every: int | None = None,
     mesh: jax.sharding.Mesh | None = None,
-    deferred: bool = False,
+    merge_at_end: bool = False,
 ) -> State:
     """Runs a calibration over batches and returns its state.
 
@@ -47,10 +47,10 @@ def calibrate(
       checkpoint: A path to save to (extra `checkpoint`). If there is a file, the run that wrote it is taken up: called
         again with the same arguments, after it was killed at any moment, it ends with the bits of an uninterrupted run.
         A finished run leaves its last state there, and called again returns it.
-      every: After how many batches to save; None for only at the end.
+      checkpoint_every: After how many batches to save; None for only at the end.
       mesh: Devices to spread every batch over. What `step` calls parameters is copied to all of them, every other array
         is split on its leading axis. A batch that does not divide is not padded: it runs on all devices alike.
-      deferred: Whether each device of the mesh keeps a state of its own, merged once at the end: then no step has a
+      merge_at_end: Whether each device of the mesh keeps a state of its own, merged once at the end: then no step has a
         collective at all. The unit of `mean_min_max` is then the part of a batch that a device gets, and what all
         devices hold, such as weights, is counted once for each.
 
@@ -59,8 +59,8 @@ def calibrate(
 
     Raises:
       ValueError: No batches (such as a generator that was used up before), a function without a state, or one that does
-        not return `(out, state)`; `deferred` without a mesh, or of an observer that cannot be merged; a checkpoint of
-        more batches than there are, or of another calibration.
+        not return `(out, state)`; `merge_at_end` without a mesh, or of an observer that cannot be merged; a checkpoint
+        of more batches than there are, or of another calibration.
       Exception: Whatever a batch, its update or a checkpoint raises, with the state so far as its attribute `state`.
         (Not if a compiled step fails while it runs: it holds the state then.)
 
@@ -71,13 +71,15 @@ def calibrate(
       >>> state.min_val.item(), state.max_val.item()
       (-1.0, 3.0)
     """
-    loop = _loop_of(step, mesh, deferred)
+    loop = _loop_of(step, mesh, merge_at_end)
     if state is None and not loop.begins:
         raise ValueError(f"state must be given where step is a function: nothing says how to make one for {step!r}")
-    if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
-        raise ValueError(f"every must be a whole number of batches, at least 1; got {every!r}")
-    if every is not None and checkpoint is None:
-        raise ValueError(f"every={every} needs checkpoint=, a path to save to")
+    if checkpoint_every is not None and (
+        isinstance(checkpoint_every, bool) or not isinstance(checkpoint_every, int) or checkpoint_every < 1
+    ):
+        raise ValueError(f"checkpoint_every must be a whole number of batches, at least 1; got {checkpoint_every!r}")
+    if checkpoint_every is not None and checkpoint is None:
+        raise ValueError(f"checkpoint_every={checkpoint_every} needs checkpoint=, a path to save to")
     resumes = checkpoint if checkpoint is not None and os.path.lexists(checkpoint) else None
     running, done, saved = None, 0, 0
 
@@ -87,7 +89,7 @@ def calibrate(
         return done
 
     try:
-        for batch in shown(batches, "calibrate", progress=progress):
+        for batch in progress_bar(batches, "calibrate", progress=progress):
             arguments = as_arguments(batch)
             if running is None:
                 running = loop.begin(state, *arguments)
@@ -97,7 +99,7 @@ def calibrate(
             if running is not None and done >= saved:
                 running = loop.advance(running, *arguments)
             done += 1
-            if running is not None and every is not None and done > saved and done % every == 0:
+            if running is not None and checkpoint_every is not None and done > saved and done % checkpoint_every == 0:
                 saved = keep()
         if done < saved:
             raise ValueError(
@@ -126,7 +128,7 @@ class _Loop(NamedTuple):
     finish: Callable[[Any], State]  # (running) -> state
 
 
-def _loop_of(step: Any, mesh: jax.sharding.Mesh | None, deferred: bool) -> _Loop:
+def _loop_of(step: Any, mesh: jax.sharding.Mesh | None, merge_at_end: bool) -> _Loop:
     init, advance = _parts(step)
 
     def begin(state: State, *arguments: Any) -> State:
@@ -135,28 +137,28 @@ def _loop_of(step: Any, mesh: jax.sharding.Mesh | None, deferred: bool) -> _Loop
 
     alone = _Loop(init is not None, begin, lambda running: running, advance, lambda running: running)
     if mesh is None:
-        if deferred:
-            raise ValueError("deferred=True needs mesh=: without one there is a single state")
+        if merge_at_end:
+            raise ValueError("merge_at_end=True needs mesh=: without one there is a single state")
         return alone
     if not isinstance(mesh, jax.sharding.Mesh):
         raise ValueError(f"mesh must be a jax.sharding.Mesh, such as jax.make_mesh((8,), ('data',)); got {mesh!r}")
     mesh = with_automatic_axes(mesh)
     parameters = getattr(step, "find_parameters", lambda *arguments: jax.tree.map(lambda leaf: False, arguments))
-    if not deferred:
+    if not merge_at_end:
 
         def place(running: State) -> State:
-            return spread_over_all(mesh, running)
+            return replicate(mesh, running)
 
         return alone._replace(
             begin=lambda state, *arguments: place(begin(state, *arguments)),
             place=place,
             advance=lambda running, *arguments: advance(
-                running, *spread_arguments(mesh, arguments, parameters(*arguments)).arguments
+                running, *shard_arguments(mesh, arguments, parameters(*arguments)).arguments
             ),
         )
     if init is None:
-        raise ValueError(f"deferred=True needs an Observer or a calibration, that says how to merge; got {step!r}")
-    check_merges("deferred=True", step)
+        raise ValueError(f"merge_at_end=True needs an Observer or a calibration, that says how to merge; got {step!r}")
+    check_merges("merge_at_end=True", step)
     return _deferred(step, mesh, alone, parameters)
 
 
@@ -166,7 +168,7 @@ def _deferred(step: Any, mesh: jax.sharding.Mesh, alone: _Loop, parameters: Call
     update = _update_of(step)
 
     def place(running: Any) -> Any:
-        return {"each": jax.device_put(running["each"], own), "rest": spread_over_all(mesh, running["rest"])}
+        return {"each": jax.device_put(running["each"], own), "rest": replicate(mesh, running["rest"])}
 
     def begin(state: State, *arguments: Any) -> Any:
         empty = alone.begin(None, *arguments)
@@ -178,7 +180,7 @@ def _deferred(step: Any, mesh: jax.sharding.Mesh, alone: _Loop, parameters: Call
     advance_each = jax.jit(functools.partial(on_each_device, update, mesh), static_argnums=1, donate_argnums=0)
 
     def advance(running: Any, *arguments: Any) -> Any:
-        spread = spread_arguments(mesh, arguments, parameters(*arguments))
+        spread = shard_arguments(mesh, arguments, parameters(*arguments))
         if spread.is_split:
             return {**running, "each": advance_each(running["each"], spread.specs, spread.arguments)}
         return {**running, "rest": alone.advance(running["rest"], *spread.arguments)}

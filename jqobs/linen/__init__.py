@@ -26,7 +26,7 @@ from jqobs.linen._models import (
     enable_observer,
     get_observer_state_dict,
     load_observer_state_dict,
-    refresh,
+    read_qparams,
 )
 from jqobs.linen._qat import prepare_qat
 
@@ -55,5 +55,5 @@ __all__ = [
     "enable_observer",
     "get_observer_state_dict",
     "load_observer_state_dict",
-    "refresh",
+    "read_qparams",
 ]

@@ -11,11 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jqobs import observers
-from jqobs.fake_quantizer import Switches, quantize, refresh, searches, switched, watch
-from jqobs.observer import Observer, Recipe, check_observer
-from jqobs.qconfig import as_observer
-from jqobs.qparams import QParams
-from jqobs.qtypes import (
+from jqobs.formats.qtypes import (
     QDtype,
     QScheme,
     per_channel_symmetric,
@@ -24,7 +20,12 @@ from jqobs.qtypes import (
     qint8,
     quint8,
 )
-from jqobs.range_rules import Range, least_squares
+from jqobs.layers.fake_quant import FakeQuantFlags, apply_fake_quant, observe_step, read_qparams, searches, with_flags
+from jqobs.models.qconfig import as_observer
+from jqobs.observers.observer import Observer, check_observer
+from jqobs.quantization.qparams import QParams
+from jqobs.range_rules import Range, mse
+from jqobs.recipe import Recipe
 
 T = TypeVar("T")
 
@@ -123,8 +124,8 @@ class FakeQuantize(ObservingLayer):
 
     Attributes:
       observer: An Observer, a recipe of one, or a class of observing layers.
-      refreshes: Whether a step that observes also reads the grid; None: unless that is a search. Where it does not,
-        the grid is what `refresh` left (`jqobs.linen.refresh` for a whole model).
+      update_qparams: Whether a step that observes also reads the grid; None: unless that is a search. Where it does
+        not, the grid is what `read_qparams` left (`jqobs.linen.read_qparams` for a whole model).
 
     Example:
       >>> import jax.numpy as jnp, jqobs
@@ -138,7 +139,7 @@ class FakeQuantize(ObservingLayer):
     """
 
     observer: Any
-    refreshes: bool | None = None
+    update_qparams: bool | None = None
 
     def __post_init__(self) -> None:
         observer = as_observer("observer", self.observer)
@@ -155,44 +156,46 @@ class FakeQuantize(ObservingLayer):
         observer_enabled: bool | None = None,
         fake_quant_enabled: bool | None = None,
     ) -> Any:
-        """Returns `x` on the grid; the keywords override the switches for this call."""
+        """Returns `x` on the grid; the keywords override the flags for this call."""
         live = self.is_mutable_collection("observers") and bool(jnp.size(x))
-        if not live and not self.has_variable("observers", "held"):
+        if not live and not self.has_variable("observers", "cached_qparams"):
             return x
         observer: Observer = self.observer
         state = self.variable("observers", "state", observer.init, x)
-        held = self.variable("observers", "held", lambda: refresh(observer, state.value))
-        switches = self.variable("observers", "switches", Switches.on)
+        cached = self.variable("observers", "cached_qparams", lambda: read_qparams(observer, state.value))
+        flags = self.variable("observers", "flags", FakeQuantFlags.on)
         if live and not self.is_initializing():
-            enabled = switches.value.observer_enabled if observer_enabled is None else observer_enabled
-            refreshes = not searches(observer) if self.refreshes is None else self.refreshes
-            state.value, held.value = watch(observer, state.value, held.value, x, mask, enabled, refreshes=refreshes)
-        enabled = switches.value.fake_quant_enabled if fake_quant_enabled is None else fake_quant_enabled
-        return quantize(observer, held.value, x, enabled)
+            enabled = flags.value.observer_enabled if observer_enabled is None else observer_enabled
+            update_qparams = not searches(observer) if self.update_qparams is None else self.update_qparams
+            state.value, cached.value = observe_step(
+                observer, state.value, cached.value, x, mask, enabled, update_qparams=update_qparams
+            )
+        enabled = flags.value.fake_quant_enabled if fake_quant_enabled is None else fake_quant_enabled
+        return apply_fake_quant(observer, cached.value, x, enabled)
 
-    def refresh(self) -> None:
-        """Reads the grid for what was seen: `layer.apply(variables, method="refresh", mutable=["observers"])`."""
+    def read_qparams(self) -> None:
+        """Reads the grid for what was seen: `layer.apply(variables, method="read_qparams", mutable=["observers"])`."""
         state = self.get_variable("observers", "state")
-        self.put_variable("observers", "held", refresh(self.observer, state))
+        self.put_variable("observers", "cached_qparams", read_qparams(self.observer, state))
 
     def enable_observer(self, enabled: bool = True) -> None:
-        """Switches observing on."""
-        self._switch(observer_enabled=enabled)
+        """FakeQuantFlags observing on."""
+        self._set_flags(observer_enabled=enabled)
 
     def disable_observer(self) -> None:
-        """Switches observing off: the grid stays as it is."""
-        self._switch(observer_enabled=False)
+        """FakeQuantFlags observing off: the grid stays as it is."""
+        self._set_flags(observer_enabled=False)
 
     def enable_fake_quant(self, enabled: bool = True) -> None:
-        """Switches rounding on."""
-        self._switch(fake_quant_enabled=enabled)
+        """FakeQuantFlags rounding on."""
+        self._set_flags(fake_quant_enabled=enabled)
 
     def disable_fake_quant(self) -> None:
-        """Switches rounding off: the layer is the identity."""
-        self._switch(fake_quant_enabled=False)
+        """FakeQuantFlags rounding off: the layer is the identity."""
+        self._set_flags(fake_quant_enabled=False)
 
-    def _switch(self, **enabled: bool) -> None:
-        self.put_variable("observers", "switches", switched(self.get_variable("observers", "switches"), **enabled))
+    def _set_flags(self, **enabled: bool) -> None:
+        self.put_variable("observers", "flags", with_flags(self.get_variable("observers", "flags"), **enabled))
 
 
 class MinMaxObserver(ObserverBase):
@@ -246,7 +249,7 @@ class HistogramObserver(ObserverBase):
     """Tracks a histogram with bins of equal width over the running range: `jqobs.histogram`."""
 
     bins: int = 2048
-    range_rule: Callable[..., Range] = least_squares()
+    range_rule: Callable[..., Range] = mse()
 
     factory = staticmethod(observers.histogram)
 
@@ -255,7 +258,7 @@ class LogHistogramObserver(ObserverBase):
     """Tracks a histogram whose bins never move: `jqobs.log_histogram`."""
 
     bins_per_octave: int = 128
-    range_rule: Callable[..., Range] = least_squares()
+    range_rule: Callable[..., Range] = mse()
 
     factory = staticmethod(observers.log_histogram)
 

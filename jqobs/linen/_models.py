@@ -10,13 +10,13 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from jqobs.fake_quantizer import Switches, switched
-from jqobs.fake_quantizer import refresh as read_grid
+from jqobs.layers.fake_quant import FakeQuantFlags, with_flags
+from jqobs.layers.fake_quant import read_qparams as read_grid
 from jqobs.linen._layers import ObservingLayer
-from jqobs.observer import NotCalibratedError, Observer, State
-from jqobs.qparams import QParams
-from jqobs.reading import calculate_site_qparams, find_unseen
-from jqobs.state_dict import fill_states, flatten_states
+from jqobs.observers.observer import NotCalibratedError, Observer, State
+from jqobs.observers.reading import calculate_site_qparams, find_unseen
+from jqobs.quantization.qparams import QParams
+from jqobs.storage.state_dict import fill_states, flatten_states
 
 
 def calculate_qparams(model: nn.Module, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, QParams]:
@@ -73,7 +73,7 @@ def check_observed(model: nn.Module, variables: Mapping[str, Any], *args: Any, *
       >>> model, x = jqobs.linen.MinMaxObserver(), jnp.ones((2, 3))
       >>> jqobs.linen.check_observed(model, {}, x)
       Traceback (most recent call last):
-      jqobs.observer.NotCalibratedError: these observers recorded nothing: the model itself. ...
+      jqobs.observers.observer.NotCalibratedError: these observers recorded nothing: the model itself. ...
     """
     unseen = find_unseen(find_observers(model, variables, *args, **kwargs))
     if unseen:
@@ -116,7 +116,7 @@ def _state_at(variables: Mapping[str, Any], path: tuple[str, ...]) -> State:
     return node if node != {} else None
 
 
-def refresh(model: nn.Module, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+def read_qparams(model: nn.Module, variables: Mapping[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
     """Reads the grid of every `FakeQuantize` in a model for what it has seen.
 
     Only needed where a step does not do it itself, as with histograms, of which the grid is searched for.
@@ -134,20 +134,20 @@ def refresh(model: nn.Module, variables: Mapping[str, Any], *args: Any, **kwargs
       >>> import jax, jax.numpy as jnp, jqobs
       >>> model, x = jqobs.linen.FakeQuantize(jqobs.log_histogram(qdtype=jqobs.quint2)), jnp.array([0.25, 3.0])
       >>> _, variables = model.apply({}, x, mutable=["observers"])
-      >>> model.apply(variables, x).tolist(), model.apply(jqobs.linen.refresh(model, variables, x), x).tolist()
+      >>> model.apply(variables, x).tolist(), model.apply(jqobs.linen.read_qparams(model, variables, x), x).tolist()
       ([0.25, 3.0], [0.0, 3.0])
     """
     observers = {path: observer for path, (observer, _) in find_observers(model, variables, *args, **kwargs).items()}
 
-    def refreshed(path: str, name: str, value: Any) -> Any:
-        if name != "held" or path not in observers:  # This call may not reach all of the model.
+    def with_new_qparams(path: str, name: str, value: Any) -> Any:
+        if name != "cached_qparams" or path not in observers:  # This call may not reach all of the model.
             return value
         read = functools.partial(read_grid, observers[path])
-        for _ in range(value.is_known.ndim):  # Layers stacked by a scan.
+        for _ in range(value.is_calibrated.ndim):  # Layers stacked by a scan.
             read = jax.vmap(read)
         return read(_state_at(variables, tuple(path.split("/"))))
 
-    return _replaced(variables, refreshed)
+    return _replaced(variables, with_new_qparams)
 
 
 def enable_observer(variables: Mapping[str, Any], enabled: bool = True) -> dict[str, Any]:
@@ -156,25 +156,25 @@ def enable_observer(variables: Mapping[str, Any], enabled: bool = True) -> dict[
     Example:
       >>> import jax.numpy as jnp, jqobs
       >>> _, variables = jqobs.linen.FakeQuantize(jqobs.min_max()).apply({}, jnp.ones(3), mutable=["observers"])
-      >>> jqobs.linen.enable_observer(variables, False)["observers"]["switches"].observer_enabled.item()
+      >>> jqobs.linen.enable_observer(variables, False)["observers"]["flags"].observer_enabled.item()
       False
     """
-    return _switched(variables, observer_enabled=enabled)
+    return _with_flags(variables, observer_enabled=enabled)
 
 
 def disable_observer(variables: Mapping[str, Any]) -> dict[str, Any]:
     """The variables with no `FakeQuantize` observing: every grid stays as it is."""
-    return _switched(variables, observer_enabled=False)
+    return _with_flags(variables, observer_enabled=False)
 
 
 def enable_fake_quant(variables: Mapping[str, Any], enabled: bool = True) -> dict[str, Any]:
     """The variables with every `FakeQuantize` rounding, or not."""
-    return _switched(variables, fake_quant_enabled=enabled)
+    return _with_flags(variables, fake_quant_enabled=enabled)
 
 
 def disable_fake_quant(variables: Mapping[str, Any]) -> dict[str, Any]:
     """The variables with no `FakeQuantize` rounding."""
-    return _switched(variables, fake_quant_enabled=False)
+    return _with_flags(variables, fake_quant_enabled=False)
 
 
 def get_observer_state_dict(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -186,7 +186,7 @@ def get_observer_state_dict(variables: Mapping[str, Any]) -> dict[str, np.ndarra
       >>> jqobs.linen.get_observer_state_dict(variables)["max_val"].item()
       2.0
     """
-    return flatten_states({path: list(held.values()) for path, held in _held(variables).items()})
+    return flatten_states({path: list(layer.values()) for path, layer in _held(variables).items()})
 
 
 def load_observer_state_dict(variables: Mapping[str, Any], state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,29 +211,29 @@ def load_observer_state_dict(variables: Mapping[str, Any], state_dict: Mapping[s
       >>> loaded["observers"]["state"].max_val.tolist()
       [1.0, 1.0, 1.0]
     """
-    held = _held(variables)
-    filled = fill_states({path: list(each.values()) for path, each in held.items()}, state_dict)
-    new = {path: dict(zip(each, filled[path], strict=True)) for path, each in held.items()}
+    layer = _held(variables)
+    filled = fill_states({path: list(each.values()) for path, each in layer.items()}, state_dict)
+    new = {path: dict(zip(each, filled[path], strict=True)) for path, each in layer.items()}
     return _replaced(variables, lambda path, name, value: new[path][name])
 
 
 def _held(variables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The NamedTuples in the collection: by the path of the layer, and by the name of the variable."""
-    held: dict[str, dict[str, Any]] = {}
+    layer: dict[str, dict[str, Any]] = {}
 
     def note(path: str, name: str, value: Any) -> Any:
-        held.setdefault(path, {})[name] = value
+        layer.setdefault(path, {})[name] = value
         return value
 
     _replaced(variables, note)
-    return held
+    return layer
 
 
-def _switched(variables: Mapping[str, Any], **enabled: bool) -> dict[str, Any]:
-    def set_switches(path: str, name: str, value: Any) -> Any:
-        return switched(value, **enabled) if isinstance(value, Switches) else value
+def _with_flags(variables: Mapping[str, Any], **enabled: bool) -> dict[str, Any]:
+    def set_flags(path: str, name: str, value: Any) -> Any:
+        return with_flags(value, **enabled) if isinstance(value, FakeQuantFlags) else value
 
-    return _replaced(variables, set_switches)
+    return _replaced(variables, set_flags)
 
 
 def _replaced(variables: Mapping[str, Any], replace: Callable[[str, str, Any], Any]) -> dict[str, Any]:

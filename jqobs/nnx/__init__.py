@@ -27,7 +27,7 @@ from jqobs.nnx._models import (
     enable_observer,
     get_observer_state_dict,
     load_observer_state_dict,
-    refresh,
+    read_qparams,
 )
 from jqobs.nnx._qat import prepare_qat
 
@@ -57,5 +57,5 @@ __all__ = [
     "enable_observer",
     "get_observer_state_dict",
     "load_observer_state_dict",
-    "refresh",
+    "read_qparams",
 ]

@@ -13,12 +13,8 @@ import numpy as np
 from flax import nnx
 
 from jqobs import observers
-from jqobs.fake_quantizer import Held, Switches, quantize, refresh, searches, switched, watch
-from jqobs.granularity import Granularity
-from jqobs.observer import NotCalibratedError, Observer, Recipe, check_observer
-from jqobs.qconfig import as_observer
-from jqobs.qparams import QParams
-from jqobs.qtypes import (
+from jqobs.formats.granularity import Granularity
+from jqobs.formats.qtypes import (
     QDtype,
     QScheme,
     per_channel_symmetric,
@@ -27,7 +23,20 @@ from jqobs.qtypes import (
     qint8,
     quint8,
 )
-from jqobs.range_rules import Range, least_squares
+from jqobs.layers.fake_quant import (
+    CachedQParams,
+    FakeQuantFlags,
+    apply_fake_quant,
+    observe_step,
+    read_qparams,
+    searches,
+    with_flags,
+)
+from jqobs.models.qconfig import as_observer
+from jqobs.observers.observer import NotCalibratedError, Observer, check_observer
+from jqobs.quantization.qparams import QParams
+from jqobs.range_rules import Range, mse
+from jqobs.recipe import Recipe
 
 T = TypeVar("T")
 
@@ -71,7 +80,7 @@ class ObservingModule(nnx.Module):
         """Back to nothing seen, as a fresh module."""
         observer, example = self.observer, jax.ShapeDtypeStruct(self._shape or (), jnp.float32)
         try:
-            self.hold_states({"state": observer.init(example)})
+            self.set_variables({"state": observer.init(example)})
         except ValueError:
             if self._shape is not None:
                 raise
@@ -83,7 +92,7 @@ class ObservingModule(nnx.Module):
         recipe = self.observer.recipe
         return Granularity(recipe.get("qscheme"), recipe.get("ch_axis"), recipe.get("group_size")).rank
 
-    def held_states(self, *, of_one_channel: bool = False) -> dict[str, Any]:
+    def get_variables(self, *, of_one_channel: bool = False) -> dict[str, Any]:
         """What this module holds by the name of the attribute; `of_one_channel` where it has seen nothing yet."""
         if of_one_channel:
             qscheme = per_tensor_symmetric if self.observer.recipe.get("qscheme").is_symmetric else per_tensor_affine
@@ -92,9 +101,9 @@ class ObservingModule(nnx.Module):
             return {"state": single.init(0.0)}
         return {} if self.state is None else {"state": self.state.get_value()}
 
-    def hold_states(self, held: dict[str, Any]) -> None:
-        """Takes over what `held_states` of another module has returned."""
-        for name, value in held.items():
+    def set_variables(self, cached: dict[str, Any]) -> None:
+        """Takes over what `get_variables` of another module has returned."""
+        for name, value in cached.items():
             variable = getattr(self, name)
             if variable is None:
                 setattr(self, name, ObserverState(value))
@@ -106,7 +115,7 @@ class ObservingModule(nnx.Module):
         return self.observer.calculate_qparams(None if self.state is None else self.state.get_value())
 
     def set_view(self, observing: bool | None = None) -> None:
-        """Switches recording; called by `nnx.view(model, observing=...)`."""
+        """FakeQuantFlags recording; called by `nnx.view(model, observing=...)`."""
         if observing is not None:
             self.observing = observing
 
@@ -210,22 +219,22 @@ class ObserverBase(ObservingModule):
 class FakeQuantize(ObservingModule):
     """Observes its input, and rounds it to the grid of what was seen: for training with the grid in place.
 
-    Until it has seen data it is the identity. It observes and rounds as its two switches say, which are state like the
+    Until it has seen data it is the identity. It observes and rounds as its two flags say, which are state like the
     statistic: saved, restored, and changed without compiling anything, by the methods `enable_observer` and so on, or
     for a whole model by `jqobs.nnx.enable_observer`. `nnx.view(model, observing=False)` keeps it from observing too.
 
     Args:
       observer: An Observer, a recipe of one, or a class of observing modules.
-      refreshes: Whether a step that observes also reads the grid; None: unless that is a search. Where it does not,
-        the grid is what `refresh` left (`jqobs.nnx.refresh` for a whole model).
+      update_qparams: Whether a step that observes also reads the grid; None: unless that is a search. Where it does
+        not, the grid is what `read_qparams` left (`jqobs.nnx.read_qparams` for a whole model).
       shape: The shape of the data, as for `Observe`.
       rngs: Ignored.
 
     Attributes:
       observer: The functional observer.
       state: An `ObserverState` with its statistic, or None.
-      held: An `ObserverState` with the grid that is used, or None.
-      switches: An `ObserverState` with the two switches.
+      cached: An `ObserverState` with the grid that is used, or None.
+      flags: An `ObserverState` with the two flags.
 
     Example:
       >>> import jax.numpy as jnp, jqobs
@@ -241,15 +250,20 @@ class FakeQuantize(ObservingModule):
     """
 
     def __init__(
-        self, observer: Any, *, refreshes: bool | None = None, shape: tuple[int, ...] | None = None, rngs: Any = None
+        self,
+        observer: Any,
+        *,
+        update_qparams: bool | None = None,
+        shape: tuple[int, ...] | None = None,
+        rngs: Any = None,
     ):
         del rngs
         checked = as_observer("observer", observer)
         check_observer(checked)
         self.observer = checked  # pyright: ignore[reportAttributeAccessIssue]  (checked is no None)
-        self.refreshes = not searches(self.observer) if refreshes is None else refreshes
-        self.held: Any = nnx.data(None)
-        self.switches = ObserverState(Switches.on())
+        self.update_qparams = not searches(self.observer) if update_qparams is None else update_qparams
+        self.cached_qparams: Any = nnx.data(None)
+        self.flags = ObserverState(FakeQuantFlags.on())
         self._begin(shape)
 
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -260,70 +274,72 @@ class FakeQuantize(ObservingModule):
         observer_enabled: bool | None = None,
         fake_quant_enabled: bool | None = None,
     ) -> Any:
-        """Returns `x` on the grid; the keywords override the switches for this call."""
-        switches = self.switches.get_value()
+        """Returns `x` on the grid; the keywords override the flags for this call."""
+        flags = self.flags.get_value()
         if self.observing and observer_enabled is not False:
-            self.record(x, mask, switches.observer_enabled if observer_enabled is None else observer_enabled)
-        if self.held is None:
+            self.record(x, mask, flags.observer_enabled if observer_enabled is None else observer_enabled)
+        if self.cached_qparams is None:
             return x
-        enabled = switches.fake_quant_enabled if fake_quant_enabled is None else fake_quant_enabled
-        return quantize(self.observer, self.held.get_value(), x, enabled)
+        enabled = flags.fake_quant_enabled if fake_quant_enabled is None else fake_quant_enabled
+        return apply_fake_quant(self.observer, self.cached_qparams.get_value(), x, enabled)
 
     def record(self, x: Any, mask: Any = None, enabled: Any = True) -> None:
-        """Folds a batch into the statistic, if `enabled`, and reads the grid if it `refreshes`."""
+        """Folds a batch into the statistic, if `enabled`, and reads the grid if it `update_qparams`."""
         if self.state is None:
             if not np.size(x):
                 return  # It does not say how many channels there are.
             self._hold(self.observer.init(x))
-        state, held = self.state, self.held
-        assert state is not None and held is not None  # noqa: PT018
-        after = watch(self.observer, state.get_value(), held.get_value(), x, mask, enabled, refreshes=self.refreshes)
+        state, cached = self.state, self.cached_qparams
+        assert state is not None and cached is not None  # noqa: PT018
+        after = observe_step(
+            self.observer, state.get_value(), cached.get_value(), x, mask, enabled, update_qparams=self.update_qparams
+        )
         state.set_value(after[0])
-        held.set_value(after[1])
+        cached.set_value(after[1])
 
     def reset(self) -> None:
-        """Back to nothing seen; the switches stay."""
+        """Back to nothing seen; the flags stay."""
         super().reset()
         if self.state is None:
-            self.held = None
+            self.cached_qparams = None
         else:
             self._hold(self.state.get_value())
 
-    def held_states(self, *, of_one_channel: bool = False) -> dict[str, Any]:
+    def get_variables(self, *, of_one_channel: bool = False) -> dict[str, Any]:
         """What this module holds by the name of the attribute; `of_one_channel` where it has seen nothing yet."""
-        states = super().held_states(of_one_channel=of_one_channel)
-        if self.held is not None:
-            states["held"] = self.held.get_value()
+        states = super().get_variables(of_one_channel=of_one_channel)
+        if self.cached_qparams is not None:
+            states["cached_qparams"] = self.cached_qparams.get_value()
         elif of_one_channel:
-            states["held"] = Held(jnp.float32(1), jnp.int32(0), jnp.array(False))
-        return states | {"switches": self.switches.get_value()}
+            states["cached_qparams"] = CachedQParams(jnp.float32(1), jnp.int32(0), jnp.array(False))
+        return states | {"flags": self.flags.get_value()}
 
-    def refresh(self) -> None:
+    def read_qparams(self) -> None:
         """Reads the grid for what was seen."""
-        if self.held is not None and self.state is not None:
-            self.held.set_value(refresh(self.observer, self.state.get_value()))
+        if self.cached_qparams is not None and self.state is not None:
+            self.cached_qparams.set_value(read_qparams(self.observer, self.state.get_value()))
 
     def enable_observer(self, enabled: bool = True) -> None:
-        """Switches observing on."""
-        self._switch(observer_enabled=enabled)
+        """FakeQuantFlags observing on."""
+        self._set_flags(observer_enabled=enabled)
 
     def disable_observer(self) -> None:
-        """Switches observing off: the grid stays as it is."""
-        self._switch(observer_enabled=False)
+        """FakeQuantFlags observing off: the grid stays as it is."""
+        self._set_flags(observer_enabled=False)
 
     def enable_fake_quant(self, enabled: bool = True) -> None:
-        """Switches rounding on."""
-        self._switch(fake_quant_enabled=enabled)
+        """FakeQuantFlags rounding on."""
+        self._set_flags(fake_quant_enabled=enabled)
 
     def disable_fake_quant(self) -> None:
-        """Switches rounding off: the module is the identity."""
-        self._switch(fake_quant_enabled=False)
+        """FakeQuantFlags rounding off: the module is the identity."""
+        self._set_flags(fake_quant_enabled=False)
 
-    def _switch(self, **enabled: bool) -> None:
-        self.switches.set_value(switched(self.switches.get_value(), **enabled))
+    def _set_flags(self, **enabled: bool) -> None:
+        self.flags.set_value(with_flags(self.flags.get_value(), **enabled))
 
     def _hold(self, state: Any) -> None:
-        self.hold_states({"state": state, "held": refresh(self.observer, state)})
+        self.set_variables({"state": state, "cached_qparams": read_qparams(self.observer, state)})
 
 
 @layer
@@ -382,7 +398,7 @@ class HistogramObserver(ObserverBase):
     """Tracks a histogram with bins of equal width over the running range: `jqobs.histogram`."""
 
     bins: int = 2048
-    range_rule: Callable[..., Range] = least_squares()
+    range_rule: Callable[..., Range] = mse()
 
     factory = staticmethod(observers.histogram)
 
@@ -392,7 +408,7 @@ class LogHistogramObserver(ObserverBase):
     """Tracks a histogram whose bins never move: `jqobs.log_histogram`."""
 
     bins_per_octave: int = 128
-    range_rule: Callable[..., Range] = least_squares()
+    range_rule: Callable[..., Range] = mse()
 
     factory = staticmethod(observers.log_histogram)
 

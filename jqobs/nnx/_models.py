@@ -7,10 +7,10 @@ import numpy as np
 from flax import nnx
 
 from jqobs.nnx._layers import FakeQuantize, ObservingModule
-from jqobs.observer import NotCalibratedError, Observer, State
-from jqobs.qparams import QParams
-from jqobs.reading import calculate_site_qparams, find_unseen
-from jqobs.state_dict import fill_states, flatten_states
+from jqobs.observers.observer import NotCalibratedError, Observer, State
+from jqobs.observers.reading import calculate_site_qparams, find_unseen
+from jqobs.quantization.qparams import QParams
+from jqobs.storage.state_dict import fill_states, flatten_states
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ def check_observed(model: Any) -> None:
       >>> import jqobs
       >>> jqobs.nnx.check_observed(jqobs.nnx.MinMaxObserver())
       Traceback (most recent call last):
-      jqobs.observer.NotCalibratedError: these observers recorded nothing: the model itself. ...
+      jqobs.observers.observer.NotCalibratedError: these observers recorded nothing: the model itself. ...
     """
     unseen = find_unseen(find_observers(model))
     if unseen:
@@ -67,7 +67,7 @@ def find_observers(model: Any) -> dict[str, tuple[Observer, State]]:
     }
 
 
-def refresh(model: Any) -> None:
+def read_qparams(model: Any) -> None:
     """Reads the grid of every `FakeQuantize` in a model for what it has seen.
 
     Only needed where a step does not do it itself, as with histograms, of which the grid is searched for.
@@ -76,12 +76,12 @@ def refresh(model: Any) -> None:
       >>> import jax.numpy as jnp, jqobs
       >>> model, x = jqobs.nnx.FakeQuantize(jqobs.log_histogram(qdtype=jqobs.quint2)), jnp.array([0.25, 3.0])
       >>> before = model(x)
-      >>> jqobs.nnx.refresh(model)
+      >>> jqobs.nnx.read_qparams(model)
       >>> before.tolist(), model(x).tolist()
       ([0.25, 3.0], [0.0, 3.0])
     """
     for node in _find(model, FakeQuantize):
-        node.refresh()
+        node.read_qparams()
 
 
 def enable_observer(model: Any, enabled: bool = True) -> None:
@@ -91,7 +91,7 @@ def enable_observer(model: Any, enabled: bool = True) -> None:
       >>> import jqobs
       >>> model = jqobs.nnx.FakeQuantize(jqobs.min_max())
       >>> jqobs.nnx.enable_observer(model, False)
-      >>> model.switches.get_value().observer_enabled.item()
+      >>> model.flags.get_value().observer_enabled.item()
       False
     """
     for node in _find(model, FakeQuantize):
@@ -124,7 +124,7 @@ def get_observer_state_dict(model: Any) -> dict[str, np.ndarray]:
       >>> jqobs.nnx.get_observer_state_dict(model)["max_val"].item()
       2.0
     """
-    return flatten_states({path: list(node.held_states().values()) for path, node in _find_by_path(model).items()})
+    return flatten_states({path: list(node.get_variables().values()) for path, node in _find_by_path(model).items()})
 
 
 def load_observer_state_dict(model: Any, state_dict: Mapping[str, Any]) -> None:
@@ -147,11 +147,11 @@ def load_observer_state_dict(model: Any, state_dict: Mapping[str, Any]) -> None:
     """
     layers = _find_by_path(model)
     unshaped = {path: node.rank for path, node in layers.items() if node.state is None}
-    held = {path: node.held_states(of_one_channel=path in unshaped) for path, node in layers.items()}
+    held = {path: node.get_variables(of_one_channel=path in unshaped) for path, node in layers.items()}
     filled = fill_states({path: list(each.values()) for path, each in held.items()}, state_dict, unshaped)
     for path, node in layers.items():
         new = zip(held[path], filled[path], strict=True)
-        node.hold_states({name: value for name, value in new if value is not None})
+        node.set_variables({name: value for name, value in new if value is not None})
 
 
 def _find_by_path(model: Any) -> dict[str, ObservingModule]:

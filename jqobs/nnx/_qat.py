@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jqobs.models.qconfig import QConfig, QConfigMapping, as_mapping, bind_channels
 from jqobs.nnx._layers import FakeQuantize
-from jqobs.products import output_axis_of_kernel
-from jqobs.qconfig import QConfig, QConfigMapping, as_mapping, bind_channels
+from jqobs.tracing.products import output_axis_of_kernel
 
 LAYERS = (nnx.Linear, nnx.LinearGeneral, nnx.Einsum, nnx.Conv, nnx.ConvTranspose)
 """What is put on the grid; all of them pass their operands through `promote_dtype`."""

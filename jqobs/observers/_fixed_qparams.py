@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from jqobs.granularity import Granularity
-from jqobs.observer import Observer, factory, stateless
-from jqobs.qparams import QParams
-from jqobs.qtypes import Grid, QDtype, QScheme, check_positive_normal, per_tensor_affine, quint8
+from jqobs.formats.granularity import Granularity
+from jqobs.formats.qtypes import Grid, QDtype, QScheme, check_positive_normal, per_tensor_affine, quint8
+from jqobs.observers.observer import Observer, stateless
+from jqobs.quantization.qparams import QParams
+from jqobs.recipe import factory
 
 
 @factory

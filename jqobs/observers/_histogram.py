@@ -1,4 +1,4 @@
-"""A histogram with bins of equal width over the running range, as the reference framework keeps it."""
+"""A histogram with bins of equal width over the running range, as PyTorch keeps it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqobs import counting, meshes
-from jqobs.arithmetic import divide
-from jqobs.counting import Count, count
-from jqobs.lifting import lift
-from jqobs.observer import Observer, Piece, Statistic, factory
-from jqobs.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
-from jqobs.range_rules import Range, least_squares
+from jqobs.formats.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
+from jqobs.numerics import counting
+from jqobs.numerics.arithmetic import divide
+from jqobs.numerics.counting import Count, count
+from jqobs.observers.lifting import lift
+from jqobs.observers.observer import Chunk, Observer, Statistic
+from jqobs.range_rules import Range, mse
+from jqobs.recipe import factory
+from jqobs.sharding import array_types as meshes
 
 UPSAMPLE_RATE = 16
 """Into how many parts an old bin is cut when the range grows; each part goes where its middle lies."""
@@ -35,7 +37,7 @@ class HistogramState(NamedTuple):
 def histogram(
     *,
     bins: int = 2048,
-    range_rule: Callable[..., Range] = least_squares(),
+    range_rule: Callable[..., Range] = mse(),
     qscheme: QScheme = per_tensor_affine,
     qdtype: QDtype = quint8,
     ch_axis: int | None = None,
@@ -44,15 +46,15 @@ def histogram(
 ) -> Observer:
     """Tracks a histogram with bins of equal width over the range seen so far.
 
-    For comparisons with other frameworks, with `range_rule=greedy_norm()`; `log_histogram` is the better one. When the
-    range grows, old bins are cut into 16 parts that move to the new bins by their middles. No value is lost, but it may
-    end up a bin away from its place, so **the result depends a little on the order of the batches, and a merge is right
-    to within a bin**; and one far outlier leaves all other values in few bins.
+    For comparisons with other frameworks, with `range_rule=norm_minimization()`; `log_histogram` is the better one.
+    When the range grows, old bins are cut into 16 parts that move to the new bins by their middles. No value is lost,
+    but it may end up a bin away from its place, so **the result depends a little on the order of the batches, and a
+    merge is right to within a bin**; and one far outlier leaves all other values in few bins.
 
     Args:
       bins: The number of bins, 2 to 4096; memory is this much, whatever the values.
-      range_rule: Which range of the histogram is kept: `least_squares()`, `percentile(99.99)`, `entropy()`,
-        `greedy_norm()`, or a function of your own (see `jqobs.RangeRule`). No part of the state.
+      range_rule: Which range of the histogram is kept: `mse()`, `percentile(99.99)`, `entropy()`,
+        `norm_minimization()`, or a function of your own (see `jqobs.RangeRule`). No part of the state.
       qscheme: The scheme of the grid; a per-channel one asks for a state per channel.
       qdtype: The type of the codes.
       ch_axis: The channel axis of the data; None leaves it to be bound later.
@@ -78,7 +80,7 @@ def histogram(
     if isinstance(bins, bool) or bins not in range(2, 4097):
         raise ValueError(f"bins must be an integer from 2 to 4096; got {bins!r}")
     if not callable(range_rule):
-        raise ValueError(f"range_rule must be a rule such as jqobs.least_squares(), or a function; got {range_rule!r}")
+        raise ValueError(f"range_rule must be a rule such as jqobs.mse(), or a function; got {range_rule!r}")
 
     def init() -> HistogramState:
         return HistogramState(
@@ -89,9 +91,9 @@ def histogram(
             nonfinite=count(),
         )
 
-    def summarize(piece: Piece, state: HistogramState) -> HistogramState:
-        index = bin_of(piece.x, state.min_val, state.max_val, bins)
-        return init()._replace(histogram=counting.tally(index, piece.where, bins))
+    def summarize(chunk: Chunk, state: HistogramState) -> HistogramState:
+        index = bin_of(chunk.x, state.min_val, state.max_val, bins)
+        return init()._replace(histogram=counting.tally(index, chunk.where, bins))
 
     def bounds(state: HistogramState, grid: Grid) -> Range:
         up = np.linspace(0, 1, bins + 1, dtype=np.float32)

@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqobs import counting, meshes
-from jqobs.counting import Count, count
-from jqobs.lifting import lift
-from jqobs.observer import Observer, Piece, Statistic, factory
-from jqobs.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
-from jqobs.range_rules import Range, least_squares
+from jqobs.formats.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
+from jqobs.numerics import counting
+from jqobs.numerics.counting import Count, count
+from jqobs.observers.lifting import lift
+from jqobs.observers.observer import Chunk, Observer, Statistic
+from jqobs.range_rules import Range, mse
+from jqobs.recipe import factory
+from jqobs.sharding import array_types as meshes
 
 OCTAVES = range(-28, 20)
 """Magnitudes with bins of their own, as powers of two. Smaller ones share the first bin, larger ones the last."""
@@ -39,7 +41,7 @@ class LogHistogramState(NamedTuple):
 def log_histogram(
     *,
     bins_per_octave: int = 128,
-    range_rule: Callable[..., Range] = least_squares(),
+    range_rule: Callable[..., Range] = mse(),
     qscheme: QScheme = per_tensor_affine,
     qdtype: QDtype = quint8,
     ch_axis: int | None = None,
@@ -53,8 +55,8 @@ def log_histogram(
 
     Args:
       bins_per_octave: Bins between a power of two and the next: a power of two itself.
-      range_rule: Which range of the histogram is kept: `least_squares()`, `percentile(99.99)`, `entropy()`,
-        `greedy_norm()`, or a function of your own (see `jqobs.RangeRule`). No part of the state.
+      range_rule: Which range of the histogram is kept: `mse()`, `percentile(99.99)`, `entropy()`,
+        `norm_minimization()`, or a function of your own (see `jqobs.RangeRule`). No part of the state.
       qscheme: The scheme of the grid; a per-channel one asks for a state per channel.
       qdtype: The type of the codes.
       ch_axis: The channel axis of the data; None leaves it to be bound later.
@@ -79,7 +81,7 @@ def log_histogram(
         raise ValueError(f"bins_per_octave must be a power of two, 2 to 1024; got {bins_per_octave!r}")
     bins_per_octave = int(bins_per_octave)
     if not callable(range_rule):
-        raise ValueError(f"range_rule must be a rule such as jqobs.least_squares(), or a function; got {range_rule!r}")
+        raise ValueError(f"range_rule must be a rule such as jqobs.mse(), or a function; got {range_rule!r}")
     mantissa_bits = bins_per_octave.bit_length() - 1
     keys = len(OCTAVES) * bins_per_octave  # Of one sign.
 
@@ -94,18 +96,18 @@ def log_histogram(
             nonfinite=count(),
         )
 
-    def summarize(piece: Piece, state: LogHistogramState) -> LogHistogramState:
+    def summarize(chunk: Chunk, state: LogHistogramState) -> LogHistogramState:
         def how_many(end: jax.Array, beyond: jax.Array) -> Count:
             # Only where the extreme may become that of the state, which is rare once some batches have been seen.
-            equal = lambda: jnp.sum(piece.where & (piece.x == end), dtype=jnp.uint32)  # noqa: E731
-            return count(meshes.where(beyond, equal, jnp.uint32(0), like=piece.x))
+            equal = lambda: jnp.sum(chunk.where & (chunk.x == end), dtype=jnp.uint32)  # noqa: E731
+            return count(meshes.where(beyond, equal, jnp.uint32(0), like=chunk.x))
 
         return init()._replace(
-            histogram=counting.tally(keys + signed_key(piece.x, mantissa_bits, keys), piece.where, 2 * keys + 1),
-            min_val=piece.min_val,
-            max_val=piece.max_val,
-            min_count=how_many(piece.min_val, piece.min_val <= state.min_val),
-            max_count=how_many(piece.max_val, piece.max_val >= state.max_val),
+            histogram=counting.tally(keys + signed_key(chunk.x, mantissa_bits, keys), chunk.where, 2 * keys + 1),
+            min_val=chunk.min_val,
+            max_val=chunk.max_val,
+            min_count=how_many(chunk.min_val, chunk.min_val <= state.min_val),
+            max_count=how_many(chunk.max_val, chunk.max_val >= state.max_val),
         )
 
     def bounds(state: LogHistogramState, grid: Grid) -> tuple[jax.Array, jax.Array]:

@@ -7,14 +7,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jqobs import counting
-from jqobs.arithmetic import hide, interpolate
-from jqobs.counting import Count, count
-from jqobs.lifting import lift
-from jqobs.observer import Observer, Statistic, factory
+from jqobs.formats.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
+from jqobs.numerics import counting
+from jqobs.numerics.arithmetic import interpolate, opaque
+from jqobs.numerics.counting import Count, count
 from jqobs.observers import _min_max
 from jqobs.observers._min_max import MinMaxState
-from jqobs.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
+from jqobs.observers.lifting import lift
+from jqobs.observers.observer import Observer, Statistic
+from jqobs.recipe import factory
 
 
 class MeanMinMaxState(NamedTuple):
@@ -96,7 +97,7 @@ def merge(a: MeanMinMaxState, b: MeanMinMaxState) -> MeanMinMaxState:
     def share(state: MeanMinMaxState, mean: jax.Array) -> jax.Array:
         part = counting.to_float(state.batches) / all_batches
         # Hidden, so that the two products are rounded alike and the order does not matter.
-        return jnp.where(counting.is_positive(state.batches), hide(mean * part, behind=part), 0.0)
+        return jnp.where(counting.is_positive(state.batches), opaque(mean * part, behind=part), 0.0)
 
     def mean(of_a: jax.Array, of_b: jax.Array) -> jax.Array:
         return jnp.where(counting.is_positive(batches), share(a, of_a) + share(b, of_b), of_a)

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jqobs.counting import Count, count
-from jqobs.lifting import lift
-from jqobs.observer import Observer, Piece, Statistic, factory
-from jqobs.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
+from jqobs.formats.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
+from jqobs.numerics.counting import Count, count
+from jqobs.observers.lifting import lift
+from jqobs.observers.observer import Chunk, Observer, Statistic
+from jqobs.recipe import factory
 
 
 class MinMaxState(NamedTuple):
@@ -68,10 +69,10 @@ def init() -> MinMaxState:
     return MinMaxState(min_val=jnp.float32(jnp.inf), max_val=jnp.float32(-jnp.inf), seen=count(), nonfinite=count())
 
 
-def summarize(piece: Piece, state: object) -> MinMaxState:
+def summarize(chunk: Chunk, state: object) -> MinMaxState:
     """The extremes of one batch."""
     del state
-    return init()._replace(min_val=piece.min_val, max_val=piece.max_val)
+    return init()._replace(min_val=chunk.min_val, max_val=chunk.max_val)
 
 
 def merge(a: MinMaxState, b: MinMaxState) -> MinMaxState:

@@ -8,13 +8,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jqobs.arithmetic import interpolate
-from jqobs.counting import Count, is_positive
-from jqobs.lifting import lift
-from jqobs.observer import Observer, Statistic, factory
+from jqobs.formats.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
+from jqobs.numerics.arithmetic import interpolate
+from jqobs.numerics.counting import Count, is_positive
 from jqobs.observers import _min_max
 from jqobs.observers._min_max import MinMaxState
-from jqobs.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
+from jqobs.observers.lifting import lift
+from jqobs.observers.observer import Observer, Statistic
+from jqobs.recipe import factory
 
 
 class MovingAverageMinMaxState(NamedTuple):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from jqobs.observer import NoQParamsError, Observer, factory, stateless
+from jqobs.observers.observer import NoQParamsError, Observer, stateless
+from jqobs.recipe import factory
 
 
 @factory

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from jqobs.observer import NoQParamsError, Observer, factory, stateless
-from jqobs.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
+from jqobs.formats.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
+from jqobs.observers.observer import NoQParamsError, Observer, stateless
+from jqobs.recipe import factory
 
 
 @factory

@@ -5,11 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jqobs.observer import factory
-from jqobs.qtypes import Grid
+from jqobs.formats.qtypes import Grid
 from jqobs.range_rules._bins import evened
 from jqobs.range_rules._rule import Range, RangeRule
 from jqobs.range_rules._search import search
+from jqobs.recipe import factory
 
 BINS = 2048
 """Equal bins that distributions are compared over, whatever bins the histogram has."""

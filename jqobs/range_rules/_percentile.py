@@ -7,10 +7,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jqobs.observer import factory
-from jqobs.qtypes import Grid
+from jqobs.formats.qtypes import Grid
 from jqobs.range_rules._bins import mass_between
 from jqobs.range_rules._rule import Range, RangeRule
+from jqobs.recipe import factory
 
 
 @factory

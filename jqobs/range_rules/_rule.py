@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import jax
 
-from jqobs.observer import Recipe
-from jqobs.qtypes import Grid
+from jqobs.formats.qtypes import Grid
+from jqobs.recipe import Recipe
 
 Range = tuple[jax.Array, jax.Array]
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqobs.qtypes import Grid
+from jqobs.formats.qtypes import Grid
 
 Cost = Callable[[jax.Array, jax.Array], jax.Array]
 """`(steps_below, scale) -> cost`, of scalars: a grid is its step, and how many of its codes lie below zero."""

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 import jqobs
-from jqobs.qtypes import Grid
+from jqobs.formats.qtypes import Grid
 
 AFFINE, SYMMETRIC = Grid(jqobs.per_tensor_affine, jqobs.quint8), Grid(jqobs.per_tensor_symmetric, jqobs.qint8)
 

@@ -9,7 +9,7 @@ def test_rules_are_cached_by_meaning_and_print_themselves():
     assert repr(jqobs.percentile(99.9)) == "percentile(p=99.9)"
     observer = jqobs.log_histogram(range_rule=jqobs.percentile(99.9))
     assert repr(observer) == "log_histogram(range_rule=percentile(p=99.9))"
-    assert jqobs.log_histogram(range_rule=jqobs.least_squares()) is jqobs.log_histogram()
+    assert jqobs.log_histogram(range_rule=jqobs.mse()) is jqobs.log_histogram()
 
 
 def test_every_rule_is_public():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import jqobs
-from jqobs.qtypes import Grid
+from jqobs.formats.qtypes import Grid
 from jqobs.range_rules._search import search
 
 

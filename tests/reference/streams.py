@@ -1,4 +1,4 @@
-"""The data that the reference framework's answers are recorded for; made again from its description, never stored."""
+"""The data that PyTorch's answers are recorded for; made again from its description, never stored."""
 
 import numpy as np
 

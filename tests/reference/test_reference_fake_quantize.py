@@ -1,4 +1,4 @@
-"""Values and gradients of FakeQuantize, and its state dictionary, against the reference framework."""
+"""Values and gradients of FakeQuantize, and its state dictionary, against PyTorch."""
 
 import json
 import warnings

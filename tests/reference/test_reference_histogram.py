@@ -1,4 +1,4 @@
-"""The walk of the reference framework over the same histogram: a bin at most where the range grew, equal where not."""
+"""The walk of PyTorch over the same histogram: a bin at most where the range grew, equal where not."""
 
 import json
 
@@ -15,7 +15,7 @@ RECORDED = json.loads(record_histogram.ANSWERS.read_text())
 def test_scale_and_zero_point(scheme):
     qscheme = getattr(jqobs, scheme)
     qdtype = jqobs.qint8 if qscheme.is_symmetric else jqobs.quint8
-    observer = jqobs.histogram(range_rule=jqobs.greedy_norm(), qscheme=qscheme, qdtype=qdtype, eps=1e-8)
+    observer = jqobs.histogram(range_rule=jqobs.norm_minimization(), qscheme=qscheme, qdtype=qdtype, eps=1e-8)
     answered = 0
     for key, expected in RECORDED.items():
         if not key.startswith(scheme + "/"):

@@ -1,4 +1,4 @@
-"""Scale to one ulp and zero point exactly, against the reference framework."""
+"""Scale to one ulp and zero point exactly, against PyTorch."""
 
 import json
 import warnings

@@ -1,0 +1,1 @@
+"""What a layer does that observes or rounds, under Linen and NNX alike."""

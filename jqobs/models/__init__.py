@@ -1,0 +1,1 @@
+"""Whole models: which observer watches what, and what calibrating, simulating and comparing do with it."""

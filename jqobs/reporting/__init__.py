@@ -1,0 +1,1 @@
+"""For people: tables, progress, and the report."""

@@ -1,0 +1,1 @@
+"""What an array says about its devices, and placing arguments on them."""

@@ -1,0 +1,1 @@
+"""States in files, and state dictionaries of other frameworks."""
