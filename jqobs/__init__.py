@@ -36,25 +36,16 @@ Example:
 from jqobs import linen, nnx
 from jqobs._version import __version__
 from jqobs.calibration import calibrate
-from jqobs.formats.qtypes import (
-    Grid,
-    QDtype,
+from jqobs.formats.qdtype import QDtype, qint2, qint4, qint8, qint16, qint32, quint2, quint4, quint8, quint16
+from jqobs.formats.qscheme import (
     QScheme,
     per_channel_affine,
     per_channel_symmetric,
     per_tensor_affine,
     per_tensor_symmetric,
-    qint2,
-    qint4,
-    qint8,
-    qint16,
-    qint32,
-    quint2,
-    quint4,
-    quint8,
-    quint16,
 )
-from jqobs.models.observation import Calibration, Sites, observe, sensitivity, simulate
+from jqobs.formats.quant_spec import QuantSpec
+from jqobs.models.observation import Calibration, observe
 from jqobs.models.qconfig import (
     QConfig,
     QConfigMapping,
@@ -63,6 +54,10 @@ from jqobs.models.qconfig import (
     get_default_qconfig,
     get_default_qconfig_mapping,
 )
+from jqobs.models.sensitivity import sensitivity
+from jqobs.models.simulation import simulate
+from jqobs.models.sites import Sites
+from jqobs.models.state import ModelState
 from jqobs.numerics.counting import Count
 from jqobs.observers import (
     fixed_qparams,
@@ -76,29 +71,33 @@ from jqobs.observers import (
 )
 from jqobs.observers.lifting import lift
 from jqobs.observers.merging import merge_across, merge_processes
-from jqobs.observers.observer import Chunk, NotCalibratedError, Observer, Statistic, is_calibrated
+from jqobs.observers.observer import NotCalibratedError, Observer, is_calibrated
+from jqobs.observers.statistic import Chunk, Statistic
+from jqobs.quantization.learned_step import lsq_fake_quantize
 from jqobs.quantization.qparams import QParams, calculate_qparams
-from jqobs.quantization.rounding import dequantize, fake_quantize, lsq_fake_quantize, quantize
+from jqobs.quantization.rounding import dequantize, fake_quantize, quantize
 from jqobs.range_rules import RangeRule, entropy, mse, norm_minimization, percentile
 from jqobs.recipe import Recipe, factory, with_args
 from jqobs.reporting.report import report
-from jqobs.storage.checkpoint import CheckpointError, load, save
+from jqobs.storage.checkpoint import load, save
+from jqobs.storage.files import CheckpointError
 from jqobs.storage.state_dict import convert_torch_state_dict
 from jqobs.tracing.program import Site
 
 __all__ = [
     "Calibration",
     "CheckpointError",
+    "Chunk",
     "Count",
-    "Grid",
+    "ModelState",
     "NotCalibratedError",
     "Observer",
-    "Chunk",
     "QConfig",
     "QConfigMapping",
     "QDtype",
     "QParams",
     "QScheme",
+    "QuantSpec",
     "RangeRule",
     "Recipe",
     "Site",
@@ -117,22 +116,22 @@ __all__ = [
     "get_default_qat_qconfig_mapping",
     "get_default_qconfig",
     "get_default_qconfig_mapping",
-    "norm_minimization",
     "histogram",
     "is_calibrated",
-    "lsq_fake_quantize",
-    "mse",
     "lift",
     "linen",
     "load",
     "log_histogram",
+    "lsq_fake_quantize",
     "mean_min_max",
     "merge_across",
     "merge_processes",
     "min_max",
     "moving_average_min_max",
+    "mse",
     "nnx",
     "noop",
+    "norm_minimization",
     "observe",
     "per_channel_affine",
     "per_channel_symmetric",
@@ -140,16 +139,16 @@ __all__ = [
     "per_tensor_symmetric",
     "percentile",
     "placeholder",
+    "qint16",
     "qint2",
+    "qint32",
     "qint4",
     "qint8",
-    "qint16",
-    "qint32",
     "quantize",
+    "quint16",
     "quint2",
     "quint4",
     "quint8",
-    "quint16",
     "report",
     "save",
     "sensitivity",

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqobs.observers.lifting import as_values
+from jqobs.models.observation import Calibration
+from jqobs.numerics.inputs import as_array, described, owned
 from jqobs.observers.merging import check_merges, merge_stacked
-from jqobs.observers.observer import Observer, State
+from jqobs.observers.observer import Observer
+from jqobs.observers.statistic import State
 from jqobs.reporting.progress import progress_bar
-from jqobs.sharding.placement import on_each_device, replicate, shard_arguments, with_automatic_axes
+from jqobs.sharding.placement import Spread, on_each_device, replicate, shard_arguments, with_automatic_axes
 from jqobs.storage.checkpoint import load, save
-from jqobs.tracing.arguments import Arguments, as_arguments
+from jqobs.tracing.arguments import as_arguments
+from jqobs.tracing.compilation import compiled
 
 
 def calibrate(
@@ -71,9 +75,10 @@ def calibrate(
       >>> state.min_val.item(), state.max_val.item()
       (-1.0, 3.0)
     """
-    loop = _loop_of(step, mesh, merge_at_end)
-    if state is None and not loop.begins:
-        raise ValueError(f"state must be given where step is a function: nothing says how to make one for {step!r}")
+    adapted = as_step(step)
+    loop = _loop_for(adapted, mesh, merge_at_end, step)
+    if state is None and type(adapted) is _FunctionStep:
+        adapted.init()
     if checkpoint_every is not None and (
         isinstance(checkpoint_every, bool) or not isinstance(checkpoint_every, int) or checkpoint_every < 1
     ):
@@ -118,97 +123,67 @@ def calibrate(
     return loop.finish(running)
 
 
-class _Loop(NamedTuple):
-    """What a loop does: how it begins, goes on and ends. Between, its state may be more than one state."""
+class Step(Protocol):
+    """What the loop asks of what it runs; an Observer, a calibration and a function are adapted to it below."""
 
-    begins: bool  # Whether it can begin without a state.
-    begin: Callable[..., Any]  # (state or None, *arguments) -> running; None if the arguments do not say enough.
-    place: Callable[[Any], Any]  # (running) -> running, where it belongs; after it was loaded.
-    advance: Callable[..., Any]  # (running, *arguments) -> running
-    finish: Callable[[Any], State]  # (running) -> state
+    @property
+    def merge(self) -> Callable[[State, State], State] | None:
+        """`(state, state) -> state`, or None where nothing says how to merge."""
 
+    def init(self, *arguments: Any) -> State | None:
+        """The first state; None if these arguments do not say enough, as an empty batch."""
 
-def _loop_of(step: Any, mesh: jax.sharding.Mesh | None, merge_at_end: bool) -> _Loop:
-    init, advance = _parts(step)
+    def update(self, state: State, *arguments: Any) -> State:
+        """The state after a batch, inside a program that is traced."""
 
-    def begin(state: State, *arguments: Any) -> State:
-        # The first donation must not take the caller's buffers.
-        return init(*arguments) if state is None else jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), state)
+    def advance(self, state: State, *arguments: Any) -> State:
+        """The same as one compiled call, to which the state is given up."""
 
-    alone = _Loop(init is not None, begin, lambda running: running, advance, lambda running: running)
-    if mesh is None:
-        if merge_at_end:
-            raise ValueError("merge_at_end=True needs mesh=: without one there is a single state")
-        return alone
-    if not isinstance(mesh, jax.sharding.Mesh):
-        raise ValueError(f"mesh must be a jax.sharding.Mesh, such as jax.make_mesh((8,), ('data',)); got {mesh!r}")
-    mesh = with_automatic_axes(mesh)
-    parameters = getattr(step, "find_parameters", lambda *arguments: jax.tree.map(lambda leaf: False, arguments))
-    if not merge_at_end:
-
-        def place(running: State) -> State:
-            return replicate(mesh, running)
-
-        return alone._replace(
-            begin=lambda state, *arguments: place(begin(state, *arguments)),
-            place=place,
-            advance=lambda running, *arguments: advance(
-                running, *shard_arguments(mesh, arguments, parameters(*arguments)).arguments
-            ),
-        )
-    if init is None:
-        raise ValueError(f"merge_at_end=True needs an Observer or a calibration, that says how to merge; got {step!r}")
-    check_merges("merge_at_end=True", step)
-    return _deferred(step, mesh, alone, parameters)
+    def find_weights(self, *arguments: Any) -> Any:
+        """A tree of flags like the arguments: what is on all devices of a mesh alike."""
 
 
-def _deferred(step: Any, mesh: jax.sharding.Mesh, alone: _Loop, parameters: Callable[..., Any]) -> _Loop:
-    """A state for each device along a leading axis, and one more for all batches that do not divide."""
-    own = jax.sharding.NamedSharding(mesh, jax.P(mesh.axis_names))
-    update = _update_of(step)
+def as_step(step: Any) -> Step:
+    """What was given to `calibrate`, as the loop takes it.
 
-    def place(running: Any) -> Any:
-        return {"each": jax.device_put(running["each"], own), "rest": replicate(mesh, running["rest"])}
+    Raises:
+      ValueError: It is no Observer, no calibration and no function.
 
-    def begin(state: State, *arguments: Any) -> Any:
-        empty = alone.begin(None, *arguments)
-        if empty is None:
-            return None
-        states = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (mesh.size, *leaf.shape)), empty)
-        return place({"each": states, "rest": empty if state is None else alone.begin(state, *arguments)})
-
-    advance_each = jax.jit(functools.partial(on_each_device, update, mesh), static_argnums=1, donate_argnums=0)
-
-    def advance(running: Any, *arguments: Any) -> Any:
-        spread = shard_arguments(mesh, arguments, parameters(*arguments))
-        if spread.is_split:
-            return {**running, "each": advance_each(running["each"], spread.specs, spread.arguments)}
-        return {**running, "rest": alone.advance(running["rest"], *spread.arguments)}
-
-    def finish(running: Any) -> State:
-        running = jax.device_get(running)
-        return step.merge(merge_stacked(step, running["each"]), running["rest"])
-
-    return _Loop(True, begin, place, advance, finish)
-
-
-def _parts(step: Any) -> tuple[Any, Callable[..., State]]:
-    """How to make the first state, where that is known, and how to advance one by a batch, compiled."""
+    Example:
+      >>> import jqobs
+      >>> from jqobs.calibration import as_step
+      >>> as_step(3)
+      Traceback (most recent call last):
+      ValueError: step must be an Observer, a calibration or a function; got 3
+    """
     if isinstance(step, Observer):
-        # An empty batch says nothing, not even how many channels there are.
-        first = lambda x, mask=None: step.init(x) if np.size(x) else None  # noqa: E731
-        return first, lambda state, x, mask=None: _update(step, state, as_values(x), mask)
-    if hasattr(step, "update") and hasattr(step, "init"):
-        return getattr(step, "init"), _compiled(getattr(step, "update"))  # noqa: B009 (nothing says of what type it is)
+        return _ObserverStep(step)
+    if isinstance(step, Calibration):
+        return _CalibrationStep(step)
     if callable(step):
-        return None, _compiled(step)
+        return _FunctionStep(step)
     raise ValueError(f"step must be an Observer, a calibration or a function; got {step!r}")
 
 
-def _update_of(step: Any) -> Callable[..., State]:
-    if isinstance(step, Observer):
-        return lambda state, x, mask=None: step.update(state, x, mask=mask)
-    return lambda state, *arguments: step.update(state, *arguments)[1]
+class _ObserverStep:
+    """A batch is `(x, mask)` or `x`."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        self.merge = observer.merge
+
+    def init(self, x: Any, mask: Any = None, *none: Any) -> State | None:
+        x = described(x)
+        return self.observer.init(x) if math.prod(x.shape) else None
+
+    def update(self, state: State, x: Any, mask: Any = None) -> State:
+        return self.observer.update(state, x, mask=mask)
+
+    def advance(self, state: State, x: Any, mask: Any = None) -> State:
+        return _update(self.observer, state, as_array(x), None if mask is None else owned(mask, "mask"))
+
+    def find_weights(self, *arguments: Any) -> Any:
+        return jax.tree.map(lambda leaf: False, arguments)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
@@ -216,12 +191,23 @@ def _update(observer: Observer, state: State, x: jax.Array, mask: Any) -> State:
     return observer.update(state, x, mask=mask)
 
 
-def _compiled(step: Callable[..., Any]) -> Callable[..., State]:
-    """Compiled anew for every calibration: what a function closes over may have changed since the last."""
+class _FunctionStep:
+    """A function `(state, *batch) -> (out, state)`: nothing says how its state begins, or is merged."""
 
-    @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-    def advance(form: Arguments, state: State, arrays: list[Any]) -> State:
-        result = step(state, *form.restore(arrays)[0])
+    merge: Callable[[State, State], State] | None = None
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        # Compiled anew for every calibration: what a function closes over may have changed since the last.
+        self._compiled = compiled(lambda state, args, kwargs: self.update(state, *args), donates=True)
+
+    def init(self, *arguments: Any) -> State | None:
+        raise ValueError(
+            f"state must be given where step is a function: {self.function!r} does not say how to make one"
+        )
+
+    def update(self, state: State, *arguments: Any) -> State:
+        result = self.function(state, *arguments)
         pair = isinstance(result, tuple) and len(result) == 2 and not hasattr(result, "_fields")
         if not pair or jax.tree.structure(result[1]) != jax.tree.structure(state):
             raise ValueError(
@@ -230,14 +216,125 @@ def _compiled(step: Callable[..., Any]) -> Callable[..., State]:
             )
         return result[1]
 
-    def run(state: State, *arguments: Any) -> State:
-        form, arrays = Arguments.split(arguments, {})
-        return advance(form, state, arrays)
+    def advance(self, state: State, *arguments: Any) -> State:
+        return self._compiled(state, arguments, {})
 
-    return run
+    def find_weights(self, *arguments: Any) -> Any:
+        return jax.tree.map(lambda leaf: False, arguments)
 
 
-def _keep(error: BaseException, loop: _Loop, running: Any, done: int) -> None:
+class _CalibrationStep(_FunctionStep):
+    """A batch holds the arguments of the function that is observed."""
+
+    def __init__(self, calibration: Calibration) -> None:
+        super().__init__(calibration.update)
+        self.calibration = calibration
+        self.merge = calibration.merge
+
+    def init(self, *arguments: Any) -> State | None:
+        return self.calibration.init(*arguments)
+
+    def find_weights(self, *arguments: Any) -> Any:
+        return self.calibration.find_parameters(*arguments)
+
+
+class _Alone:
+    """The loop on one device: what runs between two batches is the state."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+
+    def begin(self, state: State | None, *arguments: Any) -> Any:
+        """What runs at first; None if the arguments do not say enough."""
+        if state is None:
+            return self.step.init(*arguments)
+        # The first donation must not take the caller's buffers.
+        return jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), state)
+
+    def place(self, running: Any) -> Any:
+        """The same where it belongs, after it was loaded."""
+        return running
+
+    def advance(self, running: Any, *arguments: Any) -> Any:
+        """After a batch."""
+        return self.step.advance(running, *arguments)
+
+    def finish(self, running: Any) -> State:
+        """The state that it stands for."""
+        return running
+
+
+class _OnMesh(_Alone):
+    """The loop on a mesh: every batch is spread over it, and the state lies on all of it."""
+
+    def __init__(self, step: Step, mesh: jax.sharding.Mesh) -> None:
+        super().__init__(step)
+        self.mesh = mesh
+
+    def begin(self, state: State | None, *arguments: Any) -> Any:
+        running = super().begin(state, *arguments)
+        return None if running is None else self.place(running)
+
+    def place(self, running: Any) -> Any:
+        return replicate(self.mesh, running)
+
+    def shard(self, arguments: Any) -> Spread:
+        return shard_arguments(self.mesh, arguments, self.step.find_weights(*arguments))
+
+    def advance(self, running: Any, *arguments: Any) -> Any:
+        return super().advance(running, *self.shard(arguments).arguments)
+
+
+class _OnEachDevice(_OnMesh):
+    """The loop with a state for each device along a leading axis, and one more for all batches that do not divide."""
+
+    def __init__(self, step: Step, mesh: jax.sharding.Mesh) -> None:
+        super().__init__(step, mesh)
+        update = functools.partial(on_each_device, step.update, mesh)
+        self._advance_each = jax.jit(update, static_argnums=1, donate_argnums=0)
+
+    def begin(self, state: State | None, *arguments: Any) -> Any:
+        empty = self.step.init(*arguments)
+        if empty is None:
+            return None
+        assert self.step.merge is not None
+        jax.eval_shape(self.step.merge, empty, empty)  # What cannot be merged is said now, and not at the end.
+        states = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (self.mesh.size, *leaf.shape)), empty)
+        return self.place({"each": states, "rest": empty if state is None else _Alone.begin(self, state)})
+
+    def place(self, running: Any) -> Any:
+        own = jax.sharding.NamedSharding(self.mesh, jax.P(self.mesh.axis_names))
+        return {"each": jax.device_put(running["each"], own), "rest": replicate(self.mesh, running["rest"])}
+
+    def advance(self, running: Any, *arguments: Any) -> Any:
+        spread = self.shard(arguments)
+        if spread.is_split:
+            return {**running, "each": self._advance_each(running["each"], spread.specs, spread.arguments)}
+        return {**running, "rest": self.step.advance(running["rest"], *spread.arguments)}
+
+    def finish(self, running: Any) -> State:
+        assert self.step.merge is not None
+        running = jax.device_get(running)
+        return self.step.merge(merge_stacked(self.step, running["each"]), running["rest"])
+
+
+def _loop_for(step: Step, mesh: jax.sharding.Mesh | None, merge_at_end: bool, given: Any) -> _Alone:
+    if mesh is None:
+        if merge_at_end:
+            raise ValueError("merge_at_end=True needs mesh=: without one there is a single state")
+        return _Alone(step)
+    if not isinstance(mesh, jax.sharding.Mesh):
+        raise ValueError(f"mesh must be a jax.sharding.Mesh, such as jax.make_mesh((8,), ('data',)); got {mesh!r}")
+    mesh = with_automatic_axes(mesh)
+    if not merge_at_end:
+        return _OnMesh(step, mesh)
+    if type(step) is _FunctionStep:
+        raise ValueError(f"merge_at_end=True needs an Observer or a calibration, that says how to merge; got {given!r}")
+    check_merges("merge_at_end=True", given)
+    return _OnEachDevice(step, mesh)
+
+
+def _keep(error: BaseException, loop: _Alone, running: Any, done: int) -> None:
     """Hands what was collected over with the error."""
     if running is None or not done:
         error.add_note(f"calibrate: failed in batch {done + 1}, before anything was collected")

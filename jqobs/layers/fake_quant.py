@@ -1,12 +1,11 @@
 """What `FakeQuantize` does, as pure functions: the layers of `jqobs.linen` and `jqobs.nnx` only keep what these return.
 
 Beside the state of the observer there is the grid that was last read off it, so that nothing is searched while a model
-runs, and two switches, which are arrays, so that switching compiles nothing.
+runs, and two flags, which are arrays, so that setting one compiles nothing.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from jqobs.sharding.array_types import pvary_like
 
 
 class CachedQParams(NamedTuple):
-    """The grid that is used until it is with_new_qparams."""
+    """The grid that is used until it is read again."""
 
     scale: jax.Array  # [*groups] float32
     zero_point: jax.Array  # [*groups] int32
@@ -40,7 +39,7 @@ class FakeQuantFlags(NamedTuple):
 
 
 def with_flags(flags: FakeQuantFlags, **enabled: bool) -> FakeQuantFlags:
-    """The switches with some of them set, each of the shape that it had.
+    """The flags with some of them set, each of the shape that it had.
 
     Example:
       >>> from jqobs.layers.fake_quant import FakeQuantFlags, with_flags
@@ -75,7 +74,7 @@ def searches(observer: Observer) -> bool:
       >>> searches(jqobs.min_max()), searches(jqobs.log_histogram())
       (False, True)
     """
-    return observer.recipe.get("range_rule") is not None
+    return observer.range_rule is not None
 
 
 def observe_step(
@@ -104,7 +103,6 @@ def apply_fake_quant(observer: Observer, cached: CachedQParams, x: jax.Array, en
     """Rounds `x` to the grid if `enabled` and if there is one; the gradient is straight-through."""
     if enabled is False:
         return x
-    # Of the answer only what is static: the type, the scheme, the axis.
-    form: QParams = jax.eval_shape(observer.calculate_qparams, jax.eval_shape(observer.init, x))
-    qparams = dataclasses.replace(form, scale=cached.scale, zero_point=cached.zero_point)
+    assert observer.spec is not None  # Or there would be no cached scale.
+    qparams = QParams(cached.scale, cached.zero_point, observer.spec)
     return jnp.where(cached.is_calibrated & enabled, fake_quantize(x, qparams), x)

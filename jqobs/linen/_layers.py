@@ -11,15 +11,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jqobs import observers
-from jqobs.formats.qtypes import (
-    QDtype,
-    QScheme,
-    per_channel_symmetric,
-    per_tensor_affine,
-    per_tensor_symmetric,
-    qint8,
-    quint8,
-)
+from jqobs.formats.qdtype import QDtype, qint8, quint8
+from jqobs.formats.qscheme import QScheme, per_channel_symmetric, per_tensor_affine, per_tensor_symmetric
 from jqobs.layers.fake_quant import FakeQuantFlags, apply_fake_quant, observe_step, read_qparams, searches, with_flags
 from jqobs.models.qconfig import as_observer
 from jqobs.observers.observer import Observer, check_observer
@@ -179,19 +172,19 @@ class FakeQuantize(ObservingLayer):
         self.put_variable("observers", "cached_qparams", read_qparams(self.observer, state))
 
     def enable_observer(self, enabled: bool = True) -> None:
-        """FakeQuantFlags observing on."""
+        """Switches observing on."""
         self._set_flags(observer_enabled=enabled)
 
     def disable_observer(self) -> None:
-        """FakeQuantFlags observing off: the grid stays as it is."""
+        """Switches observing off: the grid stays as it is."""
         self._set_flags(observer_enabled=False)
 
     def enable_fake_quant(self, enabled: bool = True) -> None:
-        """FakeQuantFlags rounding on."""
+        """Switches rounding on."""
         self._set_flags(fake_quant_enabled=enabled)
 
     def disable_fake_quant(self) -> None:
-        """FakeQuantFlags rounding off: the layer is the identity."""
+        """Switches rounding off: the layer is the identity."""
         self._set_flags(fake_quant_enabled=False)
 
     def _set_flags(self, **enabled: bool) -> None:

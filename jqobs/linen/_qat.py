@@ -10,7 +10,8 @@ import jax
 from flax import linen as nn
 
 from jqobs.linen._layers import FakeQuantize
-from jqobs.models.qconfig import QConfig, QConfigMapping, as_mapping, bind_channels
+from jqobs.models.assignment import bind_channels
+from jqobs.models.qconfig import QConfig, QConfigMapping, as_mapping
 from jqobs.tracing.products import output_axis_of_kernel
 
 LAYERS = (nn.Dense, nn.DenseGeneral, nn.Einsum, nn.Conv, nn.ConvTranspose)

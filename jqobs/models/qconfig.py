@@ -1,15 +1,13 @@
-"""Which observer watches which operand of a model."""
+"""What is wanted of a model: which observers an operation gets, and which part of a model gets which of these."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import fnmatch
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jqobs.formats.qtypes import per_channel_symmetric, per_tensor_affine, per_tensor_symmetric, qint8
+from jqobs.formats.qdtype import qint8
+from jqobs.formats.qscheme import per_channel_symmetric
+from jqobs.models.patterns import find_pattern
 from jqobs.observers import log_histogram, min_max, moving_average_min_max
 from jqobs.observers.observer import Observer
 from jqobs.recipe import Recipe
@@ -85,40 +83,6 @@ def as_observer(name: str, recipe: Any) -> Observer | None:
     raise ValueError(f"{name} must be an Observer such as jqobs.min_max(), a recipe of one, or None; got {called}")
 
 
-def bind_channels(observer: Observer, name: str, *, is_weight: bool, ch_axis: int | None) -> Observer:
-    """Gives a per-channel observer of a weight that names no axis that of the output features.
-
-    Args:
-      observer: The observer.
-      name: What it watches, for the error.
-      is_weight: Whether that is a weight.
-      ch_axis: The axis of the output features; None for a weight that has none, such as a vector: it is one channel.
-
-    Raises:
-      ValueError: A per-channel observer of an activation that names no axis.
-
-    Example:
-      >>> import jqobs
-      >>> from jqobs.models.qconfig import bind_channels
-      >>> observer = jqobs.min_max(qscheme=jqobs.per_channel_symmetric, qdtype=jqobs.qint8)
-      >>> bind_channels(observer, "up/rhs", is_weight=True, ch_axis=1)
-      min_max(qscheme=per_channel_symmetric, qdtype=qint8, ch_axis=1)
-    """
-    qscheme = observer.recipe.get("qscheme")
-    if qscheme is None or not qscheme.is_per_channel or observer.recipe.get("ch_axis") is not None:
-        return observer
-    if not is_weight:
-        raise ValueError(
-            f"ch_axis must be given in {observer!r} for the activation {name}: only of a weight does the operation say "
-            "which axis holds the output features"
-        )
-    if ch_axis is None:
-        return observer.replace(
-            qscheme=per_tensor_symmetric if qscheme.is_symmetric else per_tensor_affine, group_size=None
-        )
-    return observer.replace(ch_axis=ch_axis)
-
-
 @dataclasses.dataclass(frozen=True)
 class QConfigMapping:
     """Which part of a model has which `QConfig`: by name, else by the type of the layer, else the global one.
@@ -160,12 +124,14 @@ class QConfigMapping:
         return dataclasses.replace(self, names=(*self.names, (module_name, _checked(qconfig))))
 
     def find(self, name: str, object_type: Any) -> QConfig | None:
-        """What holds for a part: of several names the longest that fits, of several types the nearest base class; what
-        was set later goes before.
+        """What holds for a part: by its name (see `jqobs.models.patterns`), else by the nearest of its base classes.
+
+        What was set later goes before.
         """
-        named = [(pattern, qconfig) for pattern, qconfig in reversed(self.names) if _contains(pattern, name)]
-        if named:
-            return max(named, key=lambda pair: pair[0].count("/"))[1]
+        by_name = dict(self.names)  # Of equal patterns the last.
+        pattern = find_pattern(name, [pattern for pattern, _ in reversed(self.names)])
+        if pattern is not None:
+            return by_name[pattern]
         classes = object_type.__mro__ if isinstance(object_type, type) else [object_type]
         for each in classes:
             for known, qconfig in reversed(self.types):
@@ -235,116 +201,6 @@ def get_default_qat_qconfig_mapping() -> QConfigMapping:
       True
     """
     return QConfigMapping().set_global(get_default_qat_qconfig())
-
-
-def assign_observers(observers: Any, sites: Mapping[str, Site]) -> dict[str, Observer]:
-    """Decides which observer watches which site.
-
-    Args:
-      observers: An Observer for every operand, a QConfig, a QConfigMapping over the names and primitives of operations,
-        or an ordered mapping from patterns to an Observer, a QConfig or None. A pattern is the name of a site or of an
-        operation, or a glob over these; an exact name goes before all globs, and among those the first that matches
-        counts.
-      sites: All sites by name.
-
-    Returns:
-      The observer of every site that has one. An Observer watches results only where its pattern ends in "out".
-
-    Raises:
-      ValueError: A pattern that matches no site, with the nearest names; or something that is no observer.
-
-    Example:
-      >>> import jax.numpy as jnp, jqobs
-      >>> fn = lambda params, x: x @ params["up"] @ params["down"]
-      >>> args = {"up": jnp.ones((3, 4)), "down": jnp.ones((4, 3))}, jnp.ones((2, 3))
-      >>> calibration = jqobs.observe(fn, {"down": None, "*": jqobs.min_max()}, weight_argnums=0)
-      >>> list(calibration.init(*args))
-      ['up/lhs', 'up/rhs']
-    """
-    if isinstance(observers, QConfigMapping):
-        return _assign_mapping(observers, sites)
-    rules = observers if isinstance(observers, Mapping) else {"*": observers}
-    chosen: dict[str, Observer] = {}
-    kinds = {
-        pattern: rule if isinstance(rule, QConfig) else as_observer(f"observers[{pattern!r}]", rule)
-        for pattern, rule in rules.items()
-    }
-    for pattern in rules:
-        # One rule for everything may well meet a function without products.
-        if isinstance(observers, Mapping):
-            find_sites(pattern, sites)
-    for name, site in sites.items():
-        exact = [pattern for pattern in rules if pattern in (name, site.operation)]
-        for pattern in (*exact, *(pattern for pattern in rules if _matches(pattern, site))):
-            rule = kinds[pattern]
-            if isinstance(rule, QConfig):
-                rule = rule.observer_for(site)
-            elif site.side == "out" and not pattern.endswith("out"):
-                continue
-            if rule is not None:
-                chosen[name] = rule
-            break
-    return chosen
-
-
-def find_sites(pattern: str, sites: Mapping[str, Site]) -> list[str]:
-    """The names of the sites that a pattern matches.
-
-    Raises:
-      ValueError: There is none; the error shows the nearest names.
-
-    Example:
-      >>> from jqobs.models.qconfig import find_sites
-      >>> find_sites("up/lsh", {})
-      Traceback (most recent call last):
-      ValueError: the pattern 'up/lsh' matches no site; there is none
-    """
-    if not isinstance(pattern, str):
-        raise ValueError(f"a pattern must be a string over site names, such as 'layers/*/mlp/*'; got {pattern!r}")
-    matched = [name for name, site in sites.items() if _matches(pattern, site)]
-    if not matched:
-        raise ValueError(f"the pattern {pattern!r} matches no site; {suggest(pattern, sites)}")
-    return matched
-
-
-def suggest(name: str, names: Iterable[str]) -> str:
-    """Names near to one that is not there, in words.
-
-    Example:
-      >>> from jqobs.models.qconfig import suggest
-      >>> suggest("up/lsh", ["up/lhs", "down/rhs"])
-      'the nearest are up/lhs, down/rhs'
-    """
-    nearest: Sequence[str] = difflib.get_close_matches(name, list(names), n=5, cutoff=0.0)
-    return f"the nearest are {', '.join(nearest)}" if nearest else "there is none"
-
-
-def _matches(pattern: str, site: Site) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for name in (site.name, site.operation))
-
-
-def _assign_mapping(mapping: QConfigMapping, sites: Mapping[str, Site]) -> dict[str, Observer]:
-    for known, _ in mapping.types:
-        if isinstance(known, type):
-            raise ValueError(
-                f"set_object_type({known.__name__}, ...) is for prepare_qat, which sees layers; jqobs.observe sees "
-                "primitives: give the name of one, such as 'conv_general_dilated', or use set_module_name"
-            )
-    for pattern, _ in mapping.names:
-        if not any(_contains(pattern, site.operation) for site in sites.values()):
-            raise ValueError(f"the module name {pattern!r} matches no site; {suggest(pattern, sites)}")
-    chosen = {}
-    for name, site in sites.items():
-        qconfig = mapping.find(site.operation, site.primitive)
-        observer = None if qconfig is None else qconfig.observer_for(site)
-        if observer is not None:
-            chosen[name] = observer
-    return chosen
-
-
-def _contains(pattern: str, name: str) -> bool:
-    """Whether a name is, or lies inside, what the pattern names."""
-    return any(fnmatch.fnmatchcase(part, pattern) for part in itertools.accumulate(name.split("/"), "{}/{}".format))
 
 
 def _checked(qconfig: Any) -> QConfig | None:

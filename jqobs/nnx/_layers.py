@@ -13,16 +13,8 @@ import numpy as np
 from flax import nnx
 
 from jqobs import observers
-from jqobs.formats.granularity import Granularity
-from jqobs.formats.qtypes import (
-    QDtype,
-    QScheme,
-    per_channel_symmetric,
-    per_tensor_affine,
-    per_tensor_symmetric,
-    qint8,
-    quint8,
-)
+from jqobs.formats.qdtype import QDtype, qint8, quint8
+from jqobs.formats.qscheme import QScheme, per_channel_symmetric, per_tensor_affine, per_tensor_symmetric
 from jqobs.layers.fake_quant import (
     CachedQParams,
     FakeQuantFlags,
@@ -89,16 +81,12 @@ class ObservingModule(nnx.Module):
     @property
     def rank(self) -> int:
         """The rank of a scale: 0 per tensor, 1 per channel, 2 per group."""
-        recipe = self.observer.recipe
-        return Granularity(recipe.get("qscheme"), recipe.get("ch_axis"), recipe.get("group_size")).rank
+        return 0 if self.observer.spec is None else self.observer.spec.rank
 
     def get_variables(self, *, of_one_channel: bool = False) -> dict[str, Any]:
         """What this module holds by the name of the attribute; `of_one_channel` where it has seen nothing yet."""
         if of_one_channel:
-            qscheme = per_tensor_symmetric if self.observer.recipe.get("qscheme").is_symmetric else per_tensor_affine
-            given = {name: None for name in ("ch_axis", "group_size") if self.observer.recipe.get(name) is not None}
-            single = self.observer.replace(qscheme=qscheme, **given)
-            return {"state": single.init(0.0)}
+            return {"state": self.observer.of_one_group.init(0.0)}
         return {} if self.state is None else {"state": self.state.get_value()}
 
     def set_variables(self, cached: dict[str, Any]) -> None:
@@ -115,7 +103,7 @@ class ObservingModule(nnx.Module):
         return self.observer.calculate_qparams(None if self.state is None else self.state.get_value())
 
     def set_view(self, observing: bool | None = None) -> None:
-        """FakeQuantFlags recording; called by `nnx.view(model, observing=...)`."""
+        """Switches recording; called by `nnx.view(model, observing=...)`."""
         if observing is not None:
             self.observing = observing
 
@@ -320,19 +308,19 @@ class FakeQuantize(ObservingModule):
             self.cached_qparams.set_value(read_qparams(self.observer, self.state.get_value()))
 
     def enable_observer(self, enabled: bool = True) -> None:
-        """FakeQuantFlags observing on."""
+        """Switches observing on."""
         self._set_flags(observer_enabled=enabled)
 
     def disable_observer(self) -> None:
-        """FakeQuantFlags observing off: the grid stays as it is."""
+        """Switches observing off: the grid stays as it is."""
         self._set_flags(observer_enabled=False)
 
     def enable_fake_quant(self, enabled: bool = True) -> None:
-        """FakeQuantFlags rounding on."""
+        """Switches rounding on."""
         self._set_flags(fake_quant_enabled=enabled)
 
     def disable_fake_quant(self) -> None:
-        """FakeQuantFlags rounding off: the module is the identity."""
+        """Switches rounding off: the module is the identity."""
         self._set_flags(fake_quant_enabled=False)
 
     def _set_flags(self, **enabled: bool) -> None:

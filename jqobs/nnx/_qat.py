@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jqobs.models.qconfig import QConfig, QConfigMapping, as_mapping, bind_channels
+from jqobs.models.assignment import bind_channels
+from jqobs.models.qconfig import QConfig, QConfigMapping, as_mapping
 from jqobs.nnx._layers import FakeQuantize
 from jqobs.tracing.products import output_axis_of_kernel
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from jqobs.formats.granularity import Granularity
-from jqobs.formats.qtypes import Grid, QDtype, QScheme, check_positive_normal, per_tensor_affine, quint8
+from jqobs.formats.qdtype import QDtype, quint8
+from jqobs.formats.qscheme import QScheme, per_tensor_affine
+from jqobs.formats.quant_spec import QuantSpec, check_positive_normal
 from jqobs.observers.observer import Observer, stateless
 from jqobs.quantization.qparams import QParams
 from jqobs.recipe import factory
@@ -48,8 +49,7 @@ def fixed_qparams(
     References:
       `torch.ao.quantization.observer.FixedQParamsObserver`.
     """
-    Grid(qscheme, qdtype)
-    Granularity(qscheme, ch_axis)
+    spec = QuantSpec(qdtype, qscheme, ch_axis)
     scales, zero_points = (value if isinstance(value, tuple) else (value,) for value in (scale, zero_point))
     if isinstance(scale, tuple) != isinstance(zero_point, tuple) or len(scales) != len(zero_points):
         raise ValueError(
@@ -68,6 +68,6 @@ def fixed_qparams(
             )
 
     def calculate_qparams() -> QParams:
-        return QParams(jnp.array(scale, jnp.float32), jnp.array(zero_point, jnp.int32), qdtype, qscheme, ch_axis)
+        return QParams(jnp.array(scale, jnp.float32), jnp.array(zero_point, jnp.int32), spec)
 
-    return stateless(calculate_qparams)
+    return stateless(calculate_qparams, spec)

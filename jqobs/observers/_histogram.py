@@ -9,13 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqobs.formats.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
+from jqobs.formats.qdtype import QDtype, quint8
+from jqobs.formats.qscheme import QScheme, per_tensor_affine
 from jqobs.numerics import counting
 from jqobs.numerics.arithmetic import divide
 from jqobs.numerics.counting import Count, count
+from jqobs.observers import _min_max
 from jqobs.observers.lifting import lift
-from jqobs.observers.observer import Chunk, Observer, Statistic
-from jqobs.range_rules import Range, mse
+from jqobs.observers.observer import Observer
+from jqobs.observers.statistic import Chunk, Statistic
+from jqobs.range_rules import Range, check_rule, mse
 from jqobs.recipe import factory
 from jqobs.sharding import array_types as meshes
 
@@ -79,8 +82,7 @@ def histogram(
     """
     if isinstance(bins, bool) or bins not in range(2, 4097):
         raise ValueError(f"bins must be an integer from 2 to 4096; got {bins!r}")
-    if not callable(range_rule):
-        raise ValueError(f"range_rule must be a rule such as jqobs.mse(), or a function; got {range_rule!r}")
+    check_rule(range_rule)
 
     def init() -> HistogramState:
         return HistogramState(
@@ -95,10 +97,10 @@ def histogram(
         index = bin_of(chunk.x, state.min_val, state.max_val, bins)
         return init()._replace(histogram=counting.tally(index, chunk.where, bins))
 
-    def bounds(state: HistogramState, grid: Grid) -> Range:
+    def bins_of(state: HistogramState) -> tuple[jax.Array, jax.Array]:
         up = np.linspace(0, 1, bins + 1, dtype=np.float32)
         edges = state.min_val * up[::-1] + state.max_val * up
-        return range_rule(edges, counting.to_float(state.histogram), state.min_val, state.max_val, grid)
+        return edges, counting.to_float(state.histogram)
 
     statistic = Statistic(
         name="histogram",
@@ -107,10 +109,19 @@ def histogram(
         reduce=fold,
         fold=fold,
         merge=merge,
-        bounds=bounds,
-        widen=widen,
+        bounds=_min_max.bounds,
+        extend_range=extend_range,
+        bins=bins_of,
     )
-    return lift(statistic, qscheme=qscheme, qdtype=qdtype, ch_axis=ch_axis, group_size=group_size, eps=eps)
+    return lift(
+        statistic,
+        range_rule=range_rule,
+        qscheme=qscheme,
+        qdtype=qdtype,
+        ch_axis=ch_axis,
+        group_size=group_size,
+        eps=eps,
+    )
 
 
 def bin_of(x: jax.Array, min_val: jax.Array, max_val: jax.Array, bins: int) -> jax.Array:
@@ -122,7 +133,7 @@ def bin_of(x: jax.Array, min_val: jax.Array, max_val: jax.Array, bins: int) -> j
     return jnp.clip(jnp.floor(place), 0, bins - 1).astype(jnp.int32)
 
 
-def widen(state: HistogramState, min_val: jax.Array, max_val: jax.Array) -> HistogramState:
+def extend_range(state: HistogramState, min_val: jax.Array, max_val: jax.Array) -> HistogramState:
     """The same values over a range that holds `min_val..max_val`, too."""
     low, high = jnp.minimum(state.min_val, min_val), jnp.maximum(state.max_val, max_val)
     bins = state.histogram.low.shape[-1]
@@ -145,4 +156,4 @@ def fold(state: HistogramState, batch: HistogramState) -> HistogramState:
 
 def merge(a: HistogramState, b: HistogramState) -> HistogramState:
     """The values of both, over the range of both."""
-    return fold(widen(a, b.min_val, b.max_val), widen(b, a.min_val, a.max_val))
+    return fold(extend_range(a, b.min_val, b.max_val), extend_range(b, a.min_val, a.max_val))

@@ -9,12 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqobs.formats.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
+from jqobs.formats.qdtype import QDtype, quint8
+from jqobs.formats.qscheme import QScheme, per_tensor_affine
 from jqobs.numerics import counting
 from jqobs.numerics.counting import Count, count
+from jqobs.observers import _min_max
 from jqobs.observers.lifting import lift
-from jqobs.observers.observer import Chunk, Observer, Statistic
-from jqobs.range_rules import Range, mse
+from jqobs.observers.observer import Observer
+from jqobs.observers.statistic import Chunk, Statistic
+from jqobs.range_rules import Range, check_rule, mse
 from jqobs.recipe import factory
 from jqobs.sharding import array_types as meshes
 
@@ -80,8 +83,7 @@ def log_histogram(
     if isinstance(bins_per_octave, bool) or bins_per_octave not in [2**bits for bits in range(1, 11)]:
         raise ValueError(f"bins_per_octave must be a power of two, 2 to 1024; got {bins_per_octave!r}")
     bins_per_octave = int(bins_per_octave)
-    if not callable(range_rule):
-        raise ValueError(f"range_rule must be a rule such as jqobs.mse(), or a function; got {range_rule!r}")
+    check_rule(range_rule)
     mantissa_bits = bins_per_octave.bit_length() - 1
     keys = len(OCTAVES) * bins_per_octave  # Of one sign.
 
@@ -110,13 +112,28 @@ def log_histogram(
             max_count=how_many(chunk.max_val, chunk.max_val >= state.max_val),
         )
 
-    def bounds(state: LogHistogramState, grid: Grid) -> tuple[jax.Array, jax.Array]:
-        return range_rule(*as_bins(state, bins_per_octave), state.min_val, state.max_val, grid)
+    def bins(state: LogHistogramState) -> tuple[jax.Array, jax.Array]:
+        return as_bins(state, bins_per_octave)
 
     statistic = Statistic(
-        name="log_histogram", init=init, summarize=summarize, reduce=merge, fold=merge, merge=merge, bounds=bounds
+        name="log_histogram",
+        init=init,
+        summarize=summarize,
+        reduce=merge,
+        fold=merge,
+        merge=merge,
+        bounds=_min_max.bounds,
+        bins=bins,
     )
-    return lift(statistic, qscheme=qscheme, qdtype=qdtype, ch_axis=ch_axis, group_size=group_size, eps=eps)
+    return lift(
+        statistic,
+        range_rule=range_rule,
+        qscheme=qscheme,
+        qdtype=qdtype,
+        ch_axis=ch_axis,
+        group_size=group_size,
+        eps=eps,
+    )
 
 
 def signed_key(x: jax.Array, mantissa_bits: int, keys: int) -> jax.Array:
@@ -168,13 +185,15 @@ def as_bins(state: LogHistogramState, bins_per_octave: int) -> tuple[jax.Array, 
 
     first = jnp.maximum(jnp.maximum(jnp.abs(low_key), jnp.abs(high_key)) - kept, 0)
     negative, zeros, positive = counts[:keys][::-1], counts[keys], counts[keys + 1 :]
-    small = jnp.arange(keys) < first
+    small = jnp.arange(keys, dtype=jnp.int32) < first
 
     def side(counts: jax.Array) -> jax.Array:
         window = jax.lax.dynamic_slice(counts, (first,), (kept,))
         return jnp.append(jnp.sum(jnp.where(small, counts, 0.0)), window)
 
-    window = jnp.append(jnp.zeros(1), jax.lax.dynamic_slice(jnp.asarray(magnitudes), (first,), (kept + 1,)))
+    window = jnp.append(
+        jnp.zeros(1, jnp.float32), jax.lax.dynamic_slice(jnp.asarray(magnitudes), (first,), (kept + 1,))
+    )
     edges = jnp.clip(jnp.concatenate([-window[::-1], window]), *ends)
     edges = jnp.concatenate([ends[:1], edges, ends[1:]])
     counts = jnp.concatenate([of_ends[0][None], side(negative)[::-1], zeros[None], side(positive), of_ends[1][None]])

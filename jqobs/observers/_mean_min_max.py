@@ -7,14 +7,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jqobs.formats.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
+from jqobs.formats.qdtype import QDtype, quint8
+from jqobs.formats.qscheme import QScheme, per_tensor_affine
+from jqobs.formats.quant_spec import QuantSpec
 from jqobs.numerics import counting
 from jqobs.numerics.arithmetic import interpolate, opaque
 from jqobs.numerics.counting import Count, count
 from jqobs.observers import _min_max
 from jqobs.observers._min_max import MinMaxState
 from jqobs.observers.lifting import lift
-from jqobs.observers.observer import Observer, Statistic
+from jqobs.observers.observer import Observer
+from jqobs.observers.statistic import Statistic
 from jqobs.recipe import factory
 
 
@@ -105,9 +108,9 @@ def merge(a: MeanMinMaxState, b: MeanMinMaxState) -> MeanMinMaxState:
     return a._replace(min_val=mean(a.min_val, b.min_val), max_val=mean(a.max_val, b.max_val), batches=batches)
 
 
-def bounds(state: MeanMinMaxState, grid: Grid) -> tuple[jax.Array, jax.Array]:
+def bounds(state: MeanMinMaxState, spec: QuantSpec) -> tuple[jax.Array, jax.Array]:
     """The mean range, on any grid."""
-    del grid
+    del spec
     return state.min_val, state.max_val
 
 

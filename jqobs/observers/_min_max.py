@@ -7,10 +7,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jqobs.formats.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
+from jqobs.formats.qdtype import QDtype, quint8
+from jqobs.formats.qscheme import QScheme, per_tensor_affine
+from jqobs.formats.quant_spec import QuantSpec
 from jqobs.numerics.counting import Count, count
 from jqobs.observers.lifting import lift
-from jqobs.observers.observer import Chunk, Observer, Statistic
+from jqobs.observers.observer import Observer
+from jqobs.observers.statistic import Chunk, Statistic
 from jqobs.recipe import factory
 
 
@@ -80,9 +83,9 @@ def merge(a: MinMaxState, b: MinMaxState) -> MinMaxState:
     return a._replace(min_val=jnp.minimum(a.min_val, b.min_val), max_val=jnp.maximum(a.max_val, b.max_val))
 
 
-def bounds(state: MinMaxState, grid: Grid) -> tuple[jax.Array, jax.Array]:
+def bounds(state: MinMaxState, spec: QuantSpec) -> tuple[jax.Array, jax.Array]:
     """The full range, on any grid."""
-    del grid
+    del spec
     return state.min_val, state.max_val
 
 

@@ -8,13 +8,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jqobs.formats.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
+from jqobs.formats.qdtype import QDtype, quint8
+from jqobs.formats.qscheme import QScheme, per_tensor_affine
+from jqobs.formats.quant_spec import QuantSpec
 from jqobs.numerics.arithmetic import interpolate
 from jqobs.numerics.counting import Count, is_positive
 from jqobs.observers import _min_max
 from jqobs.observers._min_max import MinMaxState
 from jqobs.observers.lifting import lift
-from jqobs.observers.observer import Observer, Statistic
+from jqobs.observers.observer import Observer
+from jqobs.observers.statistic import Statistic
 from jqobs.recipe import factory
 
 
@@ -102,7 +105,7 @@ def init() -> MovingAverageMinMaxState:
     return MovingAverageMinMaxState(*_min_max.init())
 
 
-def bounds(state: MovingAverageMinMaxState, grid: Grid) -> tuple[jax.Array, jax.Array]:
+def bounds(state: MovingAverageMinMaxState, spec: QuantSpec) -> tuple[jax.Array, jax.Array]:
     """The averaged range, on any grid."""
-    del grid
+    del spec
     return state.min_val, state.max_val

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from jqobs.formats.qtypes import Grid, QDtype, QScheme, per_tensor_affine, quint8
+from jqobs.formats.qdtype import QDtype, quint8
+from jqobs.formats.qscheme import QScheme, per_tensor_affine
+from jqobs.formats.quant_spec import QuantSpec
 from jqobs.observers.observer import NoQParamsError, Observer, stateless
 from jqobs.recipe import factory
 
@@ -26,7 +28,8 @@ def placeholder(
       custom_op_name: A name for whoever converts the model.
       qscheme: The scheme.
       eps: A floor under the scale; None for the grid's own.
-      is_dynamic: Whether the range is taken at run time. All five are read as `observer.recipe.get("is_dynamic")`.
+      is_dynamic: Whether the range is taken at run time. With `custom_op_name` it is kept in
+        `observer.recipe.arguments`; the type and the scheme are `observer.spec`.
 
     Returns:
       An observer without state.
@@ -37,13 +40,12 @@ def placeholder(
     Example:
       >>> import jqobs
       >>> observer = jqobs.placeholder(qdtype=jqobs.qint8, custom_op_name="embedding")
-      >>> observer.recipe.get("custom_op_name"), observer.recipe.get("qdtype")
-      ('embedding', qint8)
+      >>> observer, observer.spec.qdtype
+      (placeholder(qdtype=qint8, custom_op_name='embedding'), qint8)
 
     References:
       `torch.ao.quantization.observer.PlaceholderObserver`.
     """
-    Grid(qscheme, qdtype, eps)  # pyright: ignore[reportArgumentType]  (checks them; None stands for the default)
 
     def calculate_qparams() -> NoReturn:
         raise NoQParamsError(
@@ -51,4 +53,4 @@ def placeholder(
             "so it has no scale or zero point; use min_max or log_histogram for a static range"
         )
 
-    return stateless(calculate_qparams)
+    return stateless(calculate_qparams, QuantSpec(qdtype, qscheme, eps=eps))  # pyright: ignore[reportArgumentType]  (None: its own)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jqobs.formats.granularity import Granularity
+from jqobs.formats.quant_spec import QuantSpec
 from jqobs.numerics.arithmetic import extremes
 from jqobs.numerics.counting import Count, add, count, count_true
 from jqobs.sharding.array_types import is_on_one_device
@@ -27,25 +27,25 @@ class BatchStats(NamedTuple):
     nonfinite: Count  # [*groups]
 
 
-def batch_stats(x: jax.Array, mask: jax.Array | None, how: Granularity) -> BatchStats:
+def batch_stats(x: jax.Array, mask: jax.Array | None, spec: QuantSpec) -> BatchStats:
     """Looks at a batch; at one without a mask, on one device, and without NaN or infinities, with two reductions only.
 
     There the plain minimum and maximum are finite just when all values are. Across devices the NaN of one may be lost.
     """
-    members = tuple(range(how.rank, how.split(x).ndim))
+    members = tuple(range(spec.rank, spec.split(x).ndim))
 
     def masked_stats() -> BatchStats:
         where = counted(x, mask)
         ignored = ~jnp.isfinite(x) if mask is None else ~jnp.isfinite(x) & mask
-        ends = how.vmap(extremes)(how.split(x), how.split(where))
+        ends = spec.vmap(extremes)(spec.split(x), spec.split(where))
         return BatchStats(
-            ends[0], ends[1], count_true(how.split(where), members), count_true(how.split(ignored), members)
+            ends[0], ends[1], count_true(spec.split(where), members), count_true(spec.split(ignored), members)
         )
 
     if mask is not None or not is_on_one_device(x):
         return masked_stats()
-    low, high = how.vmap(extremes)(how.split(x), jnp.ones(how.split(x).shape, bool))
-    each = math.prod(how.split(x).shape[axis] for axis in members)
+    low, high = spec.vmap(extremes)(spec.split(x), jnp.ones(spec.split(x).shape, bool))
+    each = math.prod(spec.split(x).shape[axis] for axis in members)
 
     def fast() -> BatchStats:
         return BatchStats(low, high, count(each, low.shape), count(0, low.shape))
@@ -68,7 +68,7 @@ def counted(x: jax.Array, mask: jax.Array | None) -> jax.Array:
     return jnp.isfinite(x) if mask is None else jnp.isfinite(x) & mask
 
 
-def over_chunks(
+def map_reduce_chunks(
     function: Callable[[jax.Array, jax.Array | None], Any],
     combine: Callable[[Any, Any], Any],
     x: jax.Array,

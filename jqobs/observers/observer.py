@@ -1,21 +1,19 @@
-"""The two units of the library: an Observer, which users hold, and a Statistic, which the catalogue is written in."""
+"""The unit of the library: an Observer, pure functions over a pytree, and what it says of itself."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
-import jax
 import jax.numpy as jnp
 
-from jqobs.formats.qtypes import Grid
+from jqobs.formats.quant_spec import QuantSpec
 from jqobs.numerics.counting import is_positive
+from jqobs.observers.statistic import State
 from jqobs.quantization.qparams import QParams
-from jqobs.recipe import Recipe
-
-State = Any  # A NamedTuple of arrays; each statistic has its own.
-P = ParamSpec("P")
-Built = TypeVar("Built", bound=Any)  # A NamedTuple with the field `recipe`.
+from jqobs.recipe import Recipe, factory
 
 
 class NotCalibratedError(RuntimeError):
@@ -69,6 +67,9 @@ class Observer(NamedTuple):
       merge: `(state, state) -> state`: the state of two streams together, or None where the order of batches matters.
       calculate_qparams: `(state) -> QParams`.
       recipe: The factory and its arguments: prints the observer, and rebuilds it with others.
+      spec: Which codes there are, and who shares a scale; None of an observer that has no scale.
+      range_rule: Which range of its histogram is kept; None where nothing is searched.
+      with_spec: `(spec) -> Observer`: the same statistic and rule under another spec; None where there is none.
 
     Example:
       >>> import jax.numpy as jnp, jqobs
@@ -79,6 +80,8 @@ class Observer(NamedTuple):
       64
       >>> observer.replace(qdtype=jqobs.qint4)
       min_max(qdtype=qint4)
+      >>> observer.spec
+      QuantSpec(quint8, per_tensor_affine)
     """
 
     init: InitFn
@@ -86,80 +89,66 @@ class Observer(NamedTuple):
     merge: MergeFn | None
     calculate_qparams: CalculateQParamsFn
     recipe: Recipe
+    spec: QuantSpec | None = None
+    range_rule: Callable[..., Any] | None = None
+    with_spec: Callable[[QuantSpec], Observer] | None = None
+
+    @property
+    def of_one_group(self) -> Observer:
+        """The same with one scale for all of an array."""
+        if self.spec is None or self.with_spec is None:
+            return self
+        return self.with_spec(self.spec.per_tensor)
 
     def replace(self, **changes: Any) -> Observer:
-        """The same observer with some arguments of its factory changed."""
-        return self.recipe.with_args(**changes)()
+        """The same observer with some arguments of its factory, or some fields of its spec, changed.
+
+        Raises:
+          ValueError: What is no argument of its factory is no field of its spec either, or it cannot be given another.
+        """
+        base, of_spec = self._origin()
+        taken = inspect.signature(base.recipe.factory).parameters
+        of_factory = {name: value for name, value in changes.items() if name in taken}
+        of_spec |= {name: value for name, value in changes.items() if name not in taken}
+        fields = [field.name for field in dataclasses.fields(QuantSpec)]
+        if of_spec and (base.with_spec is None or not of_spec.keys() <= set(fields)):
+            raise ValueError(
+                f"{self!r} takes no {', '.join(of_spec.keys())}: its factory has no such argument; beside those, "
+                f"the {', '.join(fields)} of an observer that jqobs.lift made can be changed"
+            )
+        base = base.recipe.with_args(**of_factory)() if of_factory else base
+        return respecified(observer=base, changes=tuple(of_spec.items())) if of_spec else base
+
+    def _origin(self) -> tuple[Observer, dict[str, Any]]:
+        """What was built by a factory of its own, and what of its spec was changed since."""
+        given = dict(self.recipe.arguments)
+        return (given["observer"], dict(given["changes"])) if self.recipe.factory is respecified else (self, {})
 
     def __reduce__(self) -> Any:
         # A copy or a pickle is built again by the recipe, and so is the same object in the same process.
         return Recipe.__call__, (self.recipe,)
 
     def __repr__(self) -> str:
-        return repr(self.recipe)
+        base, changes = self._origin()
+        changed = ", ".join(f"{name}={value!r}" for name, value in changes.items())
+        return f"{base!r}.replace({changed})" if changes else repr(self.recipe)
 
 
-class Chunk(NamedTuple):
-    """A batch of one group of values, or a chunk of it, as a statistic is shown it.
-
-    Attributes:
-      x: float32 of any shape.
-      where: Booleans of the same shape; what they exclude may be NaN or infinite.
-      min_val: The smallest of the values at `where`, or +inf; of the whole batch for a statistic that `widen`s.
-      max_val: The largest of the values at `where`, or -inf; likewise.
+@factory
+def respecified(*, observer: Observer, changes: tuple[tuple[str, Any], ...]) -> Observer:
+    """An observer with fields of its spec changed, where its own factory has no arguments of these names.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> from jqobs.observers.observer import Chunk
-      >>> x = jnp.array([1.0, 2.0])
-      >>> Chunk(x=x, where=x > 0, min_val=x.min(), max_val=x.max()).max_val.item()
-      2.0
+      >>> import jqobs
+      >>> from jqobs.observers.observer import respecified
+      >>> respecified(observer=jqobs.min_max(), changes=(("qdtype", jqobs.qint4),)).spec
+      QuantSpec(qint4, per_tensor_affine)
     """
-
-    x: jax.Array
-    where: jax.Array
-    min_val: jax.Array
-    max_val: jax.Array
+    assert observer.with_spec is not None and observer.spec is not None  # noqa: PT018  (`replace` has checked)
+    return observer.with_spec(observer.spec.replace(**dict(changes)))
 
 
-class Statistic(NamedTuple):
-    """What is remembered of one group of values; `jqobs.lift` makes an Observer of it.
-
-    A statistic knows nothing of channels, groups, grids, masks or devices. Its states and summaries are NamedTuples
-    that share the fields `seen` and `nonfinite` (a `Count` each): the statistic declares and may read them, and the
-    lifting fills them in. The functions are traced, and mapped over channels and groups by `jax.vmap`.
-
-    Attributes:
-      name: The name in error messages: the factory's.
-      init: `() -> state`: nothing seen. With float32 leaves where a value is remembered.
-      summarize: `(chunk, state) -> summary`: one batch of one group, or a chunk of it (see `Chunk`). Few statistics
-        look at `state`.
-      reduce: `(summary, summary) -> summary`: two chunks of the same batch.
-      fold: `(state, summary) -> state`: the next batch. The lifting drops the result where the batch was empty.
-      merge: `(state, state) -> state`: another stream; associative, commutative, `init()` its identity. None where the
-        order of batches matters.
-      bounds: `(state, grid) -> (min_val, max_val)`: which real range is kept.
-      widen: `(state, min_val, max_val) -> state`: what a state has to know of the extremes of a batch before the batch
-        is summarized. None, for almost all, spares a pass over the data.
-
-    Example:
-      >>> import jax.numpy as jnp, jqobs
-      >>> from jqobs.observers._min_max import STATISTIC
-      >>> STATISTIC.name, STATISTIC.fold is STATISTIC.merge
-      ('min_max', True)
-    """
-
-    name: str
-    init: Callable[[], State]
-    summarize: Callable[[Chunk, State], Any]
-    reduce: Callable[[Any, Any], Any]
-    fold: Callable[[State, Any], State]
-    merge: Callable[[State, State], State] | None
-    bounds: Callable[[State, Grid], tuple[jax.Array, jax.Array]]
-    widen: Callable[[State, jax.Array, jax.Array], State] | None = None
-
-
-def stateless(calculate_qparams: Callable[[], QParams]) -> Observer:
+def stateless(calculate_qparams: Callable[[], QParams], spec: QuantSpec | None = None) -> Observer:
     """An observer that remembers nothing: its state has no leaves, and its answer is known beforehand.
 
     Example:
@@ -173,6 +162,7 @@ def stateless(calculate_qparams: Callable[[], QParams]) -> Observer:
         merge=lambda a, b: a,
         calculate_qparams=lambda state: calculate_qparams(),
         recipe=Recipe(stateless),
+        spec=spec,
     )
 
 

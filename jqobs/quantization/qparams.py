@@ -12,16 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jqobs.formats.granularity import Granularity
-from jqobs.formats.qtypes import Grid, QDtype, QScheme
+from jqobs.formats.qdtype import QDtype
+from jqobs.formats.qscheme import QScheme
+from jqobs.formats.quant_spec import QuantSpec
 from jqobs.numerics.arithmetic import divide
+from jqobs.numerics.inputs import as_array
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["scale", "zero_point"],
-    meta_fields=["qdtype", "qscheme", "ch_axis", "group_size"],
-)
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["scale", "zero_point"], meta_fields=["spec"])
 @dataclasses.dataclass(frozen=True)
 class QParams:
     """Where the codes lie on the real line: `real = (code - zero_point) * scale`.
@@ -31,27 +29,42 @@ class QParams:
     Attributes:
       scale: float32, `()` per tensor, `[channels]` per channel, `[channels, groups]` per group.
       zero_point: int32 of the same shape; the code of 0.0.
-      qdtype: The type of the codes.
-      qscheme: The scheme that the range was mapped by.
-      ch_axis: The channel axis in the data, or None.
-      group_size: How many values of a channel share a scale, or None for all.
+      spec: Which codes there are, and who shares a scale; `qparams.qdtype` and its other parts are properties.
 
     Example:
       >>> import jqobs
-      >>> scale, zero_point = jqobs.calculate_qparams(-1.0, 3.0, jqobs.per_tensor_affine, jqobs.quint8)
-      >>> scale.dtype.name, int(zero_point)
-      ('float32', 64)
+      >>> qparams = jqobs.calculate_qparams(-1.0, 3.0, jqobs.QuantSpec(jqobs.quint8, jqobs.per_tensor_affine))
+      >>> scale, zero_point = qparams
+      >>> scale.dtype.name, int(zero_point), qparams.qdtype
+      ('float32', 64, quint8)
     """
 
     scale: jax.Array
     zero_point: jax.Array
-    qdtype: QDtype
-    qscheme: QScheme
-    ch_axis: int | None = None
-    group_size: int | None = None
+    spec: QuantSpec
 
     def __iter__(self) -> Iterator[jax.Array]:
         return iter((self.scale, self.zero_point))
+
+    @property
+    def qdtype(self) -> QDtype:
+        """The type of the codes."""
+        return self.spec.qdtype
+
+    @property
+    def qscheme(self) -> QScheme:
+        """The scheme that the range was mapped by."""
+        return self.spec.qscheme
+
+    @property
+    def ch_axis(self) -> int | None:
+        """The channel axis in the data, or None."""
+        return self.spec.ch_axis
+
+    @property
+    def group_size(self) -> int | None:
+        """How many values of a channel share a scale, or None for all."""
+        return self.spec.group_size
 
     def broadcast_to(self, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
         """The scale and the zero point (as float32), so that they broadcast against data of that shape.
@@ -59,33 +72,24 @@ class QParams:
         Raises:
           ValueError: They are for other channels or groups, or carry an extra axis (a stack made by a scan or vmap).
         """
-        granularity = Granularity(self.qscheme, self.ch_axis, self.group_size)
-        if self.scale.ndim > granularity.rank:
+        spec = self.spec
+        if self.scale.ndim > spec.rank:
             raise ValueError(
-                f"scale must have rank {granularity.rank} for {self.qscheme!r}, and has shape {self.scale.shape}: "
+                f"scale must have rank {spec.rank} for {self.qscheme!r}, and has shape {self.scale.shape}: "
                 "these are stacked QParams; map over them, jax.vmap(jqobs.fake_quantize)(x, qparams)"
             )
-        expected = granularity.shape_for(shape)
+        expected = spec.shape_for(shape)
         if self.scale.shape != expected:
             raise ValueError(
                 f"scale must have shape {expected} for data of shape {shape} (ch_axis={self.ch_axis}, "
                 f"group_size={self.group_size}); it has shape {self.scale.shape}"
             )
         zero_point = self.zero_point.astype(jnp.float32)
-        return granularity.broadcast_to(self.scale, shape), granularity.broadcast_to(zero_point, shape)
+        return spec.broadcast_to(self.scale, shape), spec.broadcast_to(zero_point, shape)
 
 
-def calculate_qparams(
-    min_val: jax.typing.ArrayLike,
-    max_val: jax.typing.ArrayLike,
-    qscheme: QScheme,
-    qdtype: QDtype,
-    *,
-    ch_axis: int | None = None,
-    group_size: int | None = None,
-    eps: float | None = None,
-) -> QParams:
-    """Maps real ranges onto a grid, so that 0.0 has a code of its own.
+def calculate_qparams(min_val: jax.typing.ArrayLike, max_val: jax.typing.ArrayLike, spec: QuantSpec) -> QParams:
+    """Maps real ranges onto codes, so that 0.0 has a code of its own.
 
     The range is first widened to `lo = min(min_val, 0)`, `hi = max(max_val, 0)`. Then, with `n = quant_max -
     quant_min`:
@@ -101,22 +105,17 @@ def calculate_qparams(
     Args:
       min_val: Lower ends, `()` or one per channel or group.
       max_val: Upper ends, of the same shape.
-      qscheme: The scheme.
-      qdtype: The type of the codes.
-      ch_axis: The channel axis in the data, kept in the result.
-      group_size: The size of a group, kept in the result.
-      eps: A floor under the scale; by default 1e-8 up to 16 bits and the smallest normal float32 above.
+      spec: Which codes there are, and who shares a scale.
 
     Returns:
       `QParams` whose leaves have the shape of `min_val`.
 
     Raises:
-      ValueError: Shapes that differ, ends that are not finite or the wrong way round (checked eagerly only), or a grid
-        that does not exist.
+      ValueError: Shapes that differ, or ends that are not finite or the wrong way round (checked eagerly only).
 
     Example:
       >>> import jqobs
-      >>> scale, zero_point = jqobs.calculate_qparams(1.0, 3.0, jqobs.per_tensor_affine, jqobs.quint8)
+      >>> scale, zero_point = jqobs.calculate_qparams(1.0, 3.0, jqobs.QuantSpec(jqobs.quint8, jqobs.per_tensor_affine))
       >>> round(255 * scale.item(), 4), int(zero_point)  # widened to 0..3
       (3.0, 0)
 
@@ -124,15 +123,15 @@ def calculate_qparams(
       Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference"
       (2018), section 2.1; the forms are those of `torch.ao.quantization.observer.UniformQuantizationObserverBase`.
     """
-    grid = Grid(qscheme, qdtype, eps)  # pyright: ignore[reportArgumentType]  (None stands for the default)
-    granularity = Granularity(qscheme, ch_axis, group_size)
-    ends = [jnp.asarray(end, jnp.float32) for end in (min_val, max_val)]
+    if not isinstance(spec, QuantSpec):
+        raise ValueError(f"spec must be a jqobs.QuantSpec, such as QuantSpec(qdtype, qscheme); got {spec!r}")
+    given = {"min_val": min_val, "max_val": max_val}
+    ends = [jnp.asarray(as_array(end, name), jnp.float32) for name, end in given.items()]
     if ends[0].shape != ends[1].shape:
         raise ValueError(f"min_val and max_val must have one shape; got {ends[0].shape} and {ends[1].shape}")
     if not any(isinstance(end, Tracer) for end in ends):
         _check_ends(*map(np.asarray, ends))
-    scale, zero_point = map_range(*ends, grid)
-    return QParams(scale, zero_point, qdtype, qscheme, granularity.ch_axis, granularity.group_size)
+    return QParams(*map_range(*ends, spec), spec)
 
 
 def _check_ends(min_val: np.ndarray, max_val: np.ndarray) -> None:
@@ -145,18 +144,18 @@ def _check_ends(min_val: np.ndarray, max_val: np.ndarray) -> None:
         )
 
 
-@functools.partial(jax.jit, static_argnames="grid")
-def map_range(min_val: jax.Array, max_val: jax.Array, grid: Grid) -> tuple[jax.Array, jax.Array]:
+@functools.partial(jax.jit, static_argnames="spec")
+def map_range(min_val: jax.Array, max_val: jax.Array, spec: QuantSpec) -> tuple[jax.Array, jax.Array]:
     """The formula of `calculate_qparams`, elementwise: float32 scale and int32 zero point, nothing checked."""
     lo, hi = jnp.minimum(min_val, 0.0), jnp.maximum(max_val, 0.0)
-    n = float(grid.levels - 1)
-    if grid.is_symmetric:
+    n = float(spec.levels - 1)
+    if spec.is_symmetric:
         scale = divide(jnp.maximum(-lo, hi), n / 2)
     else:
         width = hi - lo
         scale = jnp.where(jnp.isfinite(width), divide(width, n), divide(hi, n) - divide(lo, n))
-    scale = jnp.clip(scale, grid.eps, jnp.finfo(jnp.float32).max)
-    if not grid.is_symmetric:
-        code = grid.quant_min - jnp.round(lo / scale)
-        return scale, jnp.clip(code, grid.quant_min, grid.quant_max).astype(jnp.int32)
-    return scale, jnp.full(scale.shape, grid.middle, jnp.int32)
+    scale = jnp.clip(scale, spec.eps, jnp.finfo(jnp.float32).max)
+    if not spec.is_symmetric:
+        code = spec.quant_min - jnp.round(lo / scale)
+        return scale, jnp.clip(code, spec.quant_min, spec.quant_max).astype(jnp.int32)
+    return scale, jnp.full(scale.shape, spec.middle, jnp.int32)

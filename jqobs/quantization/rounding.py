@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from jqobs.numerics.arithmetic import divide, opaque
+from jqobs.numerics.inputs import as_array, described
 from jqobs.quantization.qparams import QParams
 from jqobs.sharding.array_types import reshard_like
 
 
-@jax.jit
-def quantize(x: jax.Array, qparams: QParams) -> jax.Array:
+def quantize(x: jax.typing.ArrayLike, qparams: QParams) -> jax.Array:
     """Maps real values to codes: `clip(round(x / scale) + zero_point, quant_min, quant_max)`.
 
     Args:
@@ -28,18 +28,21 @@ def quantize(x: jax.Array, qparams: QParams) -> jax.Array:
 
     Example:
       >>> import jax.numpy as jnp, jqobs
-      >>> qparams = jqobs.calculate_qparams(-1.0, 3.0, jqobs.per_tensor_affine, jqobs.quint8)
+      >>> qparams = jqobs.calculate_qparams(-1.0, 3.0, jqobs.QuantSpec(jqobs.quint8, jqobs.per_tensor_affine))
       >>> jqobs.quantize(jnp.array([-9.0, 0.0, 3.0]), qparams)
       Array([  0,  64, 255], dtype=uint8)
     """
-    x = jnp.asarray(x)
+    return _quantize(as_array(x), qparams)
+
+
+@jax.jit
+def _quantize(x: jax.Array, qparams: QParams) -> jax.Array:
     code, zero_point = _unclipped_code(x, qparams)
     code = jnp.clip(code, qparams.qdtype.quant_min, qparams.qdtype.quant_max)
     return jnp.where(jnp.isnan(code), zero_point, code).astype(qparams.qdtype.storage)
 
 
-@jax.jit
-def dequantize(codes: jax.Array, qparams: QParams) -> jax.Array:
+def dequantize(codes: jax.typing.ArrayLike, qparams: QParams) -> jax.Array:
     """Maps codes back to real values: `(codes - zero_point) * scale`.
 
     Args:
@@ -54,17 +57,20 @@ def dequantize(codes: jax.Array, qparams: QParams) -> jax.Array:
 
     Example:
       >>> import jax.numpy as jnp, jqobs
-      >>> qparams = jqobs.calculate_qparams(0.0, 63.75, jqobs.per_tensor_affine, jqobs.quint8)
+      >>> qparams = jqobs.calculate_qparams(0.0, 63.75, jqobs.QuantSpec(jqobs.quint8, jqobs.per_tensor_affine))
       >>> jqobs.dequantize(jnp.array([0, 6], jnp.uint8), qparams)
       Array([0. , 1.5], dtype=float32)
     """
-    codes = jnp.asarray(codes)
-    scale, zero_point = _broadcast(qparams, codes)
-    return _real(codes.astype(jnp.float32), scale, zero_point)
+    return _dequantize(as_array(codes, "codes"), qparams)
 
 
 @jax.jit
-def fake_quantize(x: jax.Array, qparams: QParams) -> jax.Array:
+def _dequantize(codes: jax.Array, qparams: QParams) -> jax.Array:
+    scale, zero_point = broadcast(qparams, codes)
+    return _real(codes.astype(jnp.float32), scale, zero_point)
+
+
+def fake_quantize(x: jax.typing.ArrayLike, qparams: QParams) -> jax.Array:
     """Rounds real values to the nearest value of the grid, as `dequantize(quantize(x))`, differentiably.
 
     The gradient is straight-through: 1 where the code of a value is inside the grid, 0 where it saturates, none towards
@@ -82,7 +88,7 @@ def fake_quantize(x: jax.Array, qparams: QParams) -> jax.Array:
 
     Example:
       >>> import jax, jax.numpy as jnp, jqobs
-      >>> qparams = jqobs.calculate_qparams(0.0, 0.75, jqobs.per_tensor_affine, jqobs.quint2)
+      >>> qparams = jqobs.calculate_qparams(0.0, 0.75, jqobs.QuantSpec(jqobs.quint2, jqobs.per_tensor_affine))
       >>> x = jnp.array([-0.5, 0.2, 0.7])
       >>> jqobs.fake_quantize(x, qparams).tolist()
       [0.0, 0.25, 0.75]
@@ -92,16 +98,36 @@ def fake_quantize(x: jax.Array, qparams: QParams) -> jax.Array:
     References:
       Bengio et al., "Estimating or Propagating Gradients Through Stochastic Neurons" (2013).
     """
-    x = jnp.asarray(x)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(f"x must be floating; got {x.dtype}")
+    return _fake_quantize(as_floating(x), qparams)
+
+
+def as_floating(x: Any) -> Any:
+    """An array of floats.
+
+    Raises:
+      ValueError: It holds something else.
+
+    Example:
+      >>> from jqobs.quantization.rounding import as_floating
+      >>> as_floating([1, 2])
+      Traceback (most recent call last):
+      ValueError: x must be floating; got int64
+    """
+    dtype = described(x).dtype
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"x must be floating; got {dtype}")
+    return as_array(x)
+
+
+@jax.jit
+def _fake_quantize(x: jax.Array, qparams: QParams) -> jax.Array:
     return _straight_through(x, jax.lax.stop_gradient(qparams))
 
 
 @jax.custom_jvp
 def _straight_through(x: jax.Array, qparams: QParams) -> jax.Array:
     code, zero_point = _unclipped_code(x, qparams)
-    scale, _ = _broadcast(qparams, x)
+    scale, _ = broadcast(qparams, x)
     on_grid = _real(jnp.clip(code, qparams.qdtype.quant_min, qparams.qdtype.quant_max), scale, zero_point)
     # The last code may lie beyond the largest value of a half type: a cast would make an infinity of it.
     largest = float(jnp.finfo(x.dtype).max)
@@ -116,66 +142,18 @@ def _straight_through_jvp(primals: tuple[jax.Array, QParams], tangents: tuple[An
     return _straight_through(x, qparams), jnp.where(inside, tangents[0], jnp.zeros_like(tangents[0]))
 
 
-@jax.jit
-def lsq_fake_quantize(x: jax.Array, qparams: QParams) -> jax.Array:
-    """Rounds real values to the grid as `fake_quantize` does, with a gradient towards the scale too (LSQ).
-
-    So a scale is a parameter like any other: start it where an observer left it, and let an optimizer move it beside
-    the weights. Of a value `v` in units of the scale, the derivative by the scale is `round(v) - v` inside the grid and
-    the distance of the end from the zero point where it saturates, times `1 / sqrt(n * quant_max)` for the `n` values
-    that share the scale, so that the step of a scale has the size of that of a weight.
-
-    Args:
-      x: Floating values of any shape.
-      qparams: The grid; `qparams.scale` is what is learned (see the example), and must stay positive.
-
-    Returns:
-      Values of the shape and dtype of `x`.
-
-    Raises:
-      ValueError: `x` is not floating, or `qparams` is of other channels or groups, or stacked.
-
-    Example:
-      >>> import dataclasses, jax, jax.numpy as jnp, jqobs
-      >>> x = jnp.array([-0.2, 0.1, 0.3, 0.9])
-      >>> qparams = jqobs.calculate_qparams(-5.0, 5.0, jqobs.per_tensor_symmetric, jqobs.qint4)
-      >>> def loss(scale):
-      ...     return ((jqobs.lsq_fake_quantize(x, dataclasses.replace(qparams, scale=scale)) - x) ** 2).sum()
-      >>> float(jax.grad(loss)(qparams.scale)) > 0  # a smaller scale is better
-      True
-
-    References:
-      Esser et al., "Learned Step Size Quantization" (2020), equations 1 to 3 and section 2.2.
-    """
-    x = jnp.asarray(x)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(f"x must be floating; got {x.dtype}")
-    scale, zero_point = _broadcast(qparams, x)
-    grid = qparams.qdtype
-    code = jnp.round(divide(x.astype(jnp.float32), jax.lax.stop_gradient(scale))) + zero_point
-    slope = jnp.where(
-        (code >= grid.quant_min) & (code <= grid.quant_max),
-        code - zero_point - x.astype(jnp.float32) / scale,
-        jnp.clip(code, grid.quant_min, grid.quant_max) - zero_point,
-    )
-    shared = max(x.size / max(qparams.scale.size, 1), 1.0)
-    factor = 1 / (shared * max(grid.quant_max, 1)) ** 0.5
-    # No value, and the gradient of the paper: what is added is zero, its derivative by the scale is not.
-    moved = jax.lax.stop_gradient(slope * factor) * (scale - jax.lax.stop_gradient(scale))
-    return fake_quantize(x, qparams) + moved.astype(x.dtype)
-
-
 def _real(code: jax.Array, scale: jax.Array, zero_point: jax.Array) -> jax.Array:
     largest = float(jnp.finfo(jnp.float32).max)
     real = jnp.clip((code - zero_point) * scale, -largest, largest)
     return opaque(real, behind=code)  # Or it would be contracted with what the caller adds to it.
 
 
-def _broadcast(qparams: QParams, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def broadcast(qparams: QParams, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The scale and the zero point (as float32), so that they broadcast against `x`, laid on devices as it is."""
     scale, zero_point = qparams.broadcast_to(x.shape)
     return reshard_like(scale, x), reshard_like(zero_point, x)
 
 
 def _unclipped_code(x: jax.Array, qparams: QParams) -> tuple[jax.Array, jax.Array]:
-    scale, zero_point = _broadcast(qparams, x)
+    scale, zero_point = broadcast(qparams, x)
     return jnp.round(divide(x.astype(jnp.float32), scale)) + zero_point, zero_point

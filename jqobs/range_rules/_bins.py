@@ -73,5 +73,5 @@ def evened(edges: jax.Array, counts: jax.Array, bins: int) -> tuple[jax.Array, j
       [9.0, 4.0]
     """
     places = jnp.linspace(edges[0], edges[-1], bins + 1)
-    below = jnp.interp(places, edges, jnp.concatenate([jnp.zeros(1), jnp.cumsum(counts)]))
+    below = jnp.interp(places, edges, jnp.concatenate([jnp.zeros(1, jnp.float32), jnp.cumsum(counts)]))
     return places, jnp.diff(below.at[0].set(0.0))

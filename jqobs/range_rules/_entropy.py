@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jqobs.formats.qtypes import Grid
+from jqobs.formats.quant_spec import QuantSpec
 from jqobs.range_rules._bins import evened
 from jqobs.range_rules._rule import Range, RangeRule
 from jqobs.range_rules._search import search
@@ -42,22 +42,26 @@ def entropy() -> RangeRule:
     return RangeRule(choose)
 
 
-def choose(edges: jax.Array, counts: jax.Array, min_val: jax.Array, max_val: jax.Array, grid: Grid) -> Range:
+def choose(edges: jax.Array, counts: jax.Array, min_val: jax.Array, max_val: jax.Array, spec: QuantSpec) -> Range:
     """See `entropy`."""
-    if grid.levels >= BINS:
+    if spec.levels >= BINS:
         return min_val, max_val
     lo, hi = jnp.minimum(min_val, 0.0), jnp.maximum(max_val, 0.0)
-    unit = jnp.maximum(jnp.maximum(-lo, hi), grid.eps)
+    unit = jnp.maximum(jnp.maximum(-lo, hi), spec.eps)
     places, shares = evened(edges / unit, counts / jnp.maximum(jnp.sum(counts), 1.0), BINS)
     middles = (places[:-1] + places[1:]) / 2
-    last = grid.levels - 1
+    last = spec.levels - 1
 
     def cost(below: jax.Array, scale: jax.Array) -> jax.Array:
         free = jnp.round(middles / scale)
         code = jnp.clip(free, -below, last - below)
         inside = free == code
         cell = (code + below).astype(jnp.int32)
-        sums = jnp.zeros((grid.levels, 2)).at[cell].add(jnp.where(inside, jnp.stack([shares, jnp.sign(shares)]), 0.0).T)
+        sums = (
+            jnp.zeros((spec.levels, 2), jnp.float32)
+            .at[cell]
+            .add(jnp.where(inside, jnp.stack([shares, jnp.sign(shares)]), 0.0).T)
+        )
         quantized = jnp.where(inside & (shares > 0), sums[cell, 0] / jnp.maximum(sums[cell, 1], 1.0), 0.0)
         quantized = quantized / jnp.maximum(jnp.sum(quantized), SMALLEST)
         # What is clipped piles up in the outermost bins of the range.
@@ -68,7 +72,7 @@ def choose(edges: jax.Array, counts: jax.Array, min_val: jax.Array, max_val: jax
         ratio = jnp.maximum(clipped, SMALLEST) / jnp.maximum(quantized, SMALLEST)
         divergence = jnp.sum(jnp.where(clipped > 0, clipped * jnp.log(ratio), 0.0))
         # With fewer bins than codes there would be nothing to lose: one bin, to which all is clipped, is its own copy.
-        return jnp.where(jnp.sum(inside) >= grid.levels, divergence, jnp.inf)
+        return jnp.where(jnp.sum(inside) >= spec.levels, divergence, jnp.inf)
 
-    better, *found = search(cost, cost, lo / unit, hi / unit, grid, floor=grid.eps / unit, gain=0.0)
+    better, *found = search(cost, cost, lo / unit, hi / unit, spec, floor=spec.eps / unit, gain=0.0)
     return jnp.where(better, found[0] * unit, min_val), jnp.where(better, found[1] * unit, max_val)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jqobs.formats.qtypes import Grid
+from jqobs.formats.quant_spec import QuantSpec
 from jqobs.numerics.arithmetic import divide
 from jqobs.range_rules._bins import mean_errors
 from jqobs.range_rules._rule import Range, RangeRule
@@ -53,7 +53,7 @@ def norm_minimization() -> RangeRule:
     return RangeRule(choose)
 
 
-def choose(edges: jax.Array, counts: jax.Array, min_val: jax.Array, max_val: jax.Array, grid: Grid) -> Range:
+def choose(edges: jax.Array, counts: jax.Array, min_val: jax.Array, max_val: jax.Array, spec: QuantSpec) -> Range:
     """See `norm_minimization`."""
     del min_val, max_val
     below = jnp.cumsum(counts)
@@ -70,7 +70,7 @@ def choose(edges: jax.Array, counts: jax.Array, min_val: jax.Array, max_val: jax
         start, end = jnp.where(moves_start, first, walk.start), jnp.where(moves_start, walk.end, last)
         moved = (start != walk.start) | (end != walk.end)
         norm = jax.lax.cond(
-            moved, lambda: squared_error(edges, counts, edges[start], edges[end + 1], grid), lambda: walk.norm
+            moved, lambda: squared_error(edges, counts, edges[start], edges[end + 1], spec), lambda: walk.norm
         )
         over = norm > walk.norm
         return _Walk(
@@ -88,10 +88,10 @@ def choose(edges: jax.Array, counts: jax.Array, min_val: jax.Array, max_val: jax
     return edges[walk.start], edges[walk.end + 1]
 
 
-def squared_error(edges: jax.Array, counts: jax.Array, low: jax.Array, high: jax.Array, grid: Grid) -> jax.Array:
+def squared_error(edges: jax.Array, counts: jax.Array, low: jax.Array, high: jax.Array, spec: QuantSpec) -> jax.Array:
     """The error of cells of equal width from `low` to `high`, each value at the middle of its cell."""
-    cell = (high - low) / grid.levels
+    cell = (high - low) / spec.levels
     safe = jnp.where(cell > 0, cell, 1.0)
-    index = jnp.clip(jnp.floor((edges - low) / safe), 0, grid.levels - 1)
+    index = jnp.clip(jnp.floor((edges - low) / safe), 0, spec.levels - 1)
     errors = mean_errors(edges, index, edges - low - (index + 0.5) * cell, cell)
     return jnp.where(cell > 0, jnp.sum(counts * errors), 0.0)

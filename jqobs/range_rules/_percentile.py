@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jqobs.formats.qtypes import Grid
+from jqobs.formats.quant_spec import QuantSpec
 from jqobs.range_rules._bins import mass_between
 from jqobs.range_rules._rule import Range, RangeRule
 from jqobs.recipe import factory
@@ -40,12 +40,12 @@ def percentile(p: float) -> RangeRule:
     if not isinstance(p, int | float) or not 50 <= p <= 100:
         raise ValueError(f"p must be from 50 to 100; got {p!r}")
 
-    def choose(edges: jax.Array, counts: jax.Array, min_val: jax.Array, max_val: jax.Array, grid: Grid) -> Range:
+    def choose(edges: jax.Array, counts: jax.Array, min_val: jax.Array, max_val: jax.Array, spec: QuantSpec) -> Range:
         if p == 100:
             return min_val, max_val
         wanted = jnp.sum(counts) * (p / 100)
         largest = jnp.maximum(jnp.abs(min_val), jnp.abs(max_val))
-        if grid.is_symmetric:
+        if spec.is_symmetric:
             end = bisect(lambda m: mass_between(edges, counts, -m, m) >= wanted, jnp.float32(0), largest)
             return -end, end
         # From the far end inwards on each side; the lower end is the upper one of the mirrored values.

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jqobs.formats.qtypes import Grid
+from jqobs.formats.quant_spec import QuantSpec
 
 Cost = Callable[[jax.Array, jax.Array], jax.Array]
 """`(steps_below, scale) -> cost`, of scalars: a grid is its step, and how many of its codes lie below zero."""
@@ -18,7 +18,7 @@ FINEST = 12
 
 
 def search(
-    rough: Cost, cost: Cost, lo: jax.Array, hi: jax.Array, grid: Grid, *, floor: jax.Array, gain: float
+    rough: Cost, cost: Cost, lo: jax.Array, hi: jax.Array, spec: QuantSpec, *, floor: jax.Array, gain: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Finds the range in which a cost is smallest.
 
@@ -37,7 +37,7 @@ def search(
     Returns:
       Whether a grid is better than that of the full range by `gain`, and the lower and the upper end of its range.
     """
-    last = grid.levels - 1
+    last = spec.levels - 1
 
     def unclipped(below: jax.Array) -> jax.Array:
         """The smallest step at which nothing is clipped but what the grid has no codes for."""
@@ -45,8 +45,8 @@ def search(
         return jnp.maximum(jnp.where(below > 0, -lo / below, 0.0), jnp.where(above > 0, hi / above, 0.0))
 
     def full() -> tuple[jax.Array, jax.Array]:
-        if grid.is_symmetric:
-            return jnp.float32(grid.middle - grid.quant_min), jnp.maximum(jnp.maximum(-lo, hi) / (last / 2), floor)
+        if spec.is_symmetric:
+            return jnp.float32(spec.middle - spec.quant_min), jnp.maximum(jnp.maximum(-lo, hi) / (last / 2), floor)
         scale = jnp.maximum((hi - lo) / last, floor)
         return jnp.clip(jnp.round(-lo / scale), 0, last), scale
 
@@ -57,12 +57,12 @@ def search(
         return costs[best], below[best], scale[best]
 
     full_below, full_scale = full()
-    coarse = jnp.atleast_1d(full_below) if grid.is_symmetric else jnp.append(jnp.asarray(_spread(last)), full_below)
+    coarse = jnp.atleast_1d(full_below) if spec.is_symmetric else jnp.append(jnp.asarray(_spread(last)), full_below)
     fractions = 2.0 ** -(np.arange(0, FINEST * 4 + 1) / 4.0).astype(np.float32)
     pairs = jnp.broadcast_arrays(coarse[:, None], unclipped(coarse)[:, None] * fractions[None])
     best, below, scale = best_of(rough, *pairs)
     for judge, reach, octaves in zip((rough, cost, cost), *_refinements(last), strict=True):
-        near = jnp.atleast_1d(below) if grid.is_symmetric else jnp.clip(below + reach, 0, last)
+        near = jnp.atleast_1d(below) if spec.is_symmetric else jnp.clip(below + reach, 0, last)
         steps = scale * 2.0 ** np.linspace(-octaves, octaves, 13, dtype=np.float32)
         # The ends themselves too: values that were clipped to a bound pile up there.
         anchored = jnp.stack([unclipped(near), jnp.where(near < last, hi / (last - near), scale)], -1)
@@ -70,7 +70,7 @@ def search(
         tried = jnp.concatenate([jnp.broadcast_to(steps, (near.size, 13)), anchored], -1)
         best, below, scale = best_of(judge, *jnp.broadcast_arrays(near[:, None], tried))
     better = best < (1 - gain) * cost(full_below, full_scale)
-    ends = (-scale * (last / 2), scale * (last / 2)) if grid.is_symmetric else (-below * scale, (last - below) * scale)
+    ends = (-scale * (last / 2), scale * (last / 2)) if spec.is_symmetric else (-below * scale, (last - below) * scale)
     return better, *ends
 
 

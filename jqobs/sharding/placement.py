@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-from jqobs.observers.lifting import as_values
+from jqobs.numerics.inputs import is_array, owned
 
 
 class Spread(NamedTuple):
@@ -41,9 +41,9 @@ def shard_arguments(mesh: Mesh, arguments: Any, parameters: Any) -> Spread:
       True
     """
     leaves, structure = jax.tree.flatten(arguments)
-    leaves = [as_values(leaf) if _is_array(leaf) else leaf for leaf in leaves]
+    leaves = [owned(leaf) if is_array(leaf) else leaf for leaf in leaves]
     flags = jax.tree.leaves(parameters)
-    is_part = [_is_array(leaf) and np.ndim(leaf) > 0 and not flag for leaf, flag in zip(leaves, flags, strict=True)]
+    is_part = [is_array(leaf) and np.ndim(leaf) > 0 and not flag for leaf, flag in zip(leaves, flags, strict=True)]
     parts = [leaf for leaf, part in zip(leaves, is_part, strict=True) if part]
     # An axis of size 1 is there to be broadcast, as that of a mask.
     divides = all(leaf.shape[0] % mesh.size == 0 or leaf.shape[0] == 1 for leaf in parts)
@@ -54,7 +54,7 @@ def shard_arguments(mesh: Mesh, arguments: Any, parameters: Any) -> Spread:
 
     specs = tuple(spec(leaf, part) for leaf, part in zip(leaves, is_part, strict=True))
     placed = [
-        jax.device_put(leaf, NamedSharding(mesh, where)) if _is_array(leaf) else leaf
+        jax.device_put(leaf, NamedSharding(mesh, where)) if is_array(leaf) else leaf
         for leaf, where in zip(leaves, specs, strict=True)
     ]
     return Spread(structure.unflatten(placed), specs, splits)
@@ -112,7 +112,3 @@ def with_automatic_axes(mesh: Mesh) -> Mesh:
       (Auto,)
     """
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
-
-
-def _is_array(leaf: Any) -> bool:
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")

@@ -12,7 +12,11 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jqobs.numerics.inputs import described, is_array
 from jqobs.tracing.naming import Path, shared_path
+
+WeightArgnums = int | Sequence[int] | Callable[[str], bool] | None
+"""Which arguments of a function hold weights: their numbers, or a predicate on the paths of their leaves."""
 
 
 class Leaf(NamedTuple):
@@ -58,7 +62,9 @@ class Arguments:
         """Arguments as their form and their arrays."""
         leaves, structure = jax.tree.flatten((args, dict(kwargs)))
         static = tuple((place, leaf) for place, leaf in enumerate(leaves) if not _is_array(leaf))
-        return cls(structure, static), [leaf for leaf in leaves if _is_array(leaf)]
+        return cls(structure, static), [
+            described(leaf) if is_array(leaf) else leaf for leaf in leaves if _is_array(leaf)
+        ]
 
     def restore(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, with these arrays in their places."""
@@ -182,7 +188,7 @@ _LARGE = 10_000
 
 def _is_array(leaf: Any) -> bool:
     is_number = isinstance(leaf, int | float | complex) and not isinstance(leaf, bool)
-    return is_number or (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))
+    return is_number or is_array(leaf)
 
 
 def _keys(path: Iterable[Any]) -> Path:

@@ -71,7 +71,9 @@ def test_it_wraps_whatever_makes_an_observer(face, kind):
     observer = {"functional": jqobs.min_max(), "class": cls, "recipe": cls.with_args(qdtype=jqobs.quint8)}[kind]
     layer = face(observer)
     out = layer(X)
-    expected = jqobs.fake_quantize(X, jqobs.calculate_qparams(-1.0, 3.0, jqobs.per_tensor_affine, jqobs.quint8))
+    expected = jqobs.fake_quantize(
+        X, jqobs.calculate_qparams(-1.0, 3.0, jqobs.QuantSpec(jqobs.quint8, jqobs.per_tensor_affine))
+    )
     np.testing.assert_array_equal(out, expected)
     np.testing.assert_array_equal(layer.calculate_qparams().scale, layer.state()["cached_qparams"].scale)
 
@@ -215,7 +217,7 @@ def test_learned_scale_is_the_formula_of_the_paper():
     for scheme, axis in ((jqobs.per_tensor_symmetric, None), (jqobs.per_channel_affine, 0)):
         shape = () if axis is None else (4,)
         qparams = jqobs.calculate_qparams(
-            jnp.full(shape, -1.0), jnp.full(shape, 1.5), scheme, jqobs.qint4, ch_axis=axis
+            jnp.full(shape, -1.0), jnp.full(shape, 1.5), jqobs.QuantSpec(jqobs.qint4, scheme, ch_axis=axis)
         )
         learned = lambda x, scale: jqobs.lsq_fake_quantize(x, dataclasses.replace(qparams, scale=scale))  # noqa: B023, E731
         np.testing.assert_array_equal(learned(x, qparams.scale), jqobs.fake_quantize(x, qparams))

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 import jqobs
-from jqobs.formats.granularity import Granularity
-from jqobs.observers.batches import CHUNK, batch_stats, over_chunks
+from jqobs.observers.batches import CHUNK, batch_stats, map_reduce_chunks
 
-WHOLE = Granularity(jqobs.per_tensor_affine)
+WHOLE = jqobs.QuantSpec()
 
 
 @pytest.mark.parametrize("spoil", [None, jnp.nan, jnp.inf, -jnp.inf])
@@ -30,6 +29,6 @@ def test_pieces_make_the_whole(size):
     def total(x, mask):
         return jnp.sum(x if mask is None else x * mask, dtype=jnp.float32)
 
-    assert over_chunks(total, jnp.add, x, None, splits=False) == np.asarray(x).sum()
+    assert map_reduce_chunks(total, jnp.add, x, None, splits=False) == np.asarray(x).sum()
     with jax.numpy_dtype_promotion("standard"):
-        assert over_chunks(total, jnp.add, x, mask, splits=False) == np.asarray(x)[::3].sum()
+        assert map_reduce_chunks(total, jnp.add, x, mask, splits=False) == np.asarray(x)[::3].sum()

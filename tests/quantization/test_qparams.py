@@ -38,8 +38,8 @@ RESTRICTED = dataclasses.replace(qint8, quant_min=-127)
     ],
 )
 def test_by_hand(ends, qscheme, qdtype, scale, zero_point):
-    for calculate in (jqobs.calculate_qparams, jax.jit(jqobs.calculate_qparams, static_argnums=(2, 3))):
-        qparams = calculate(*map(jnp.float32, ends), qscheme, qdtype)
+    for calculate in (jqobs.calculate_qparams, jax.jit(jqobs.calculate_qparams, static_argnums=2)):
+        qparams = calculate(*map(jnp.float32, ends), jqobs.QuantSpec(qdtype, qscheme))
         np.testing.assert_allclose(qparams.scale, scale, rtol=2e-7)
         assert int(qparams.zero_point) == zero_point
         assert (qparams.scale.dtype, qparams.zero_point.dtype) == (jnp.float32, jnp.int32)
@@ -47,19 +47,19 @@ def test_by_hand(ends, qscheme, qdtype, scale, zero_point):
 
 
 def test_ties_may_go_either_way():
-    assert int(jqobs.calculate_qparams(-1, 1, per_tensor_affine, quint8).zero_point) in (127, 128)
-    assert int(jqobs.calculate_qparams(-1, 9, per_tensor_affine, quint8).zero_point) in (25, 26)
+    assert int(jqobs.calculate_qparams(-1, 1, jqobs.QuantSpec(quint8, per_tensor_affine)).zero_point) in (127, 128)
+    assert int(jqobs.calculate_qparams(-1, 9, jqobs.QuantSpec(quint8, per_tensor_affine)).zero_point) in (25, 26)
 
 
 def test_eps_is_a_floor():
-    fine = jqobs.calculate_qparams(-1e-7, 1e-7, per_tensor_symmetric, qint8, eps=1e-12)
+    fine = jqobs.calculate_qparams(-1e-7, 1e-7, jqobs.QuantSpec(qint8, per_tensor_symmetric, eps=1e-12))
     np.testing.assert_allclose(fine.scale, 7.843137e-10, rtol=1e-6)
 
 
 def test_a_grid_of_two_codes_stays_finite():
     two = dataclasses.replace(quint8, quant_max=1)
-    assert np.isfinite(jqobs.calculate_qparams(-LARGEST, LARGEST, per_tensor_affine, two).scale)
-    assert np.isfinite(jqobs.calculate_qparams(-LARGEST, LARGEST, per_tensor_symmetric, two).scale)
+    assert np.isfinite(jqobs.calculate_qparams(-LARGEST, LARGEST, jqobs.QuantSpec(two, per_tensor_affine)).scale)
+    assert np.isfinite(jqobs.calculate_qparams(-LARGEST, LARGEST, jqobs.QuantSpec(two, per_tensor_symmetric)).scale)
 
 
 @pytest.mark.parametrize("qdtype", [quint8, qint8, quint4, jqobs.qint16], ids=repr)
@@ -78,7 +78,7 @@ def test_every_path_and_numpy_agree_on_200_000_ranges(qscheme, qdtype):
         zero_point = np.clip(qdtype.quant_min - np.round(lo / scale), qdtype.quant_min, qdtype.quant_max)
 
     def calculate(lo, hi):
-        return tuple(jqobs.calculate_qparams(lo, hi, qscheme, qdtype))
+        return tuple(jqobs.calculate_qparams(lo, hi, jqobs.QuantSpec(qdtype, qscheme)))
 
     for path in (calculate, jax.jit(calculate), jax.vmap(calculate), jax.jit(jax.vmap(calculate))):
         assert np.array_equal(path(lo, hi)[0], scale)
@@ -97,11 +97,11 @@ def test_every_path_and_numpy_agree_on_200_000_ranges(qscheme, qdtype):
 )
 def test_ranges_that_are_none(ends, says):
     with pytest.raises(ValueError, match=says):
-        jqobs.calculate_qparams(*map(np.float32, ends), per_tensor_affine, quint8)
+        jqobs.calculate_qparams(*map(np.float32, ends), jqobs.QuantSpec())
 
 
 def test_it_is_a_pytree_of_two_leaves_that_unpacks():
-    qparams = jqobs.calculate_qparams(jnp.zeros(3), jnp.ones(3), per_channel_affine, quint8, ch_axis=1)
+    qparams = jqobs.calculate_qparams(jnp.zeros(3), jnp.ones(3), jqobs.QuantSpec(quint8, per_channel_affine, ch_axis=1))
     scale, zero_point = qparams
     assert [leaf.shape for leaf in jax.tree.leaves(qparams)] == [(3,), (3,)]
     assert scale is qparams.scale
@@ -110,10 +110,10 @@ def test_it_is_a_pytree_of_two_leaves_that_unpacks():
 
 
 def test_it_refuses_data_of_other_channels():
-    qparams = jqobs.calculate_qparams(jnp.zeros(3), jnp.ones(3), per_channel_affine, quint8, ch_axis=1)
+    qparams = jqobs.calculate_qparams(jnp.zeros(3), jnp.ones(3), jqobs.QuantSpec(quint8, per_channel_affine, ch_axis=1))
     for shape, says in [((3, 4), r"\(4,\).*\(3,\)"), ((3,), "out of range")]:
         with pytest.raises(ValueError, match=says):
             qparams.broadcast_to(shape)
-    unbound = jqobs.calculate_qparams(jnp.zeros(3), jnp.ones(3), per_channel_affine, quint8)
+    unbound = jqobs.calculate_qparams(jnp.zeros(3), jnp.ones(3), jqobs.QuantSpec(quint8, per_channel_affine))
     with pytest.raises(ValueError, match="ch_axis must be given"):
         unbound.broadcast_to((3,))

@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,7 +61,7 @@ def test_a_constant_comes_back_exactly(name, value):
 
 
 def test_what_is_not_a_number():
-    qparams = jqobs.calculate_qparams(-1.0, 3.0, jqobs.per_tensor_affine, jqobs.quint8)
+    qparams = jqobs.calculate_qparams(-1.0, 3.0, jqobs.QuantSpec(jqobs.quint8, jqobs.per_tensor_affine))
     x = jnp.array([jnp.nan, jnp.inf, -jnp.inf])
     assert jqobs.quantize(x, qparams).tolist() == [64, 255, 0]
     assert np.isnan(jqobs.fake_quantize(x, qparams)[0])
@@ -68,7 +70,7 @@ def test_what_is_not_a_number():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_fake_quantize_keeps_the_dtype(dtype):
-    qparams = jqobs.calculate_qparams(-1.0, 3.0, jqobs.per_tensor_affine, jqobs.quint8)
+    qparams = jqobs.calculate_qparams(-1.0, 3.0, jqobs.QuantSpec(jqobs.quint8, jqobs.per_tensor_affine))
     x = jnp.linspace(-2, 4, 50).astype(dtype)
     y = jqobs.fake_quantize(x, qparams)
     assert y.dtype == x.dtype
@@ -77,7 +79,7 @@ def test_fake_quantize_keeps_the_dtype(dtype):
 
 
 def test_fake_quantize_refuses_integers():
-    qparams = jqobs.calculate_qparams(-1.0, 3.0, jqobs.per_tensor_affine, jqobs.quint8)
+    qparams = jqobs.calculate_qparams(-1.0, 3.0, jqobs.QuantSpec(jqobs.quint8, jqobs.per_tensor_affine))
     with pytest.raises(ValueError, match="x must be floating; got int32"):
         jqobs.fake_quantize(jnp.arange(3), qparams)
 
@@ -96,6 +98,6 @@ def test_the_gradient_is_one_inside_and_zero_where_it_saturates(how, spread):
         assert np.array_equal(gradient, np.where(inside, weights, 0))
     _, tangent = jax.jvp(lambda x: jqobs.fake_quantize(x, qparams), (jnp.asarray(x),), (jnp.asarray(weights),))
     assert np.array_equal(tangent, np.where(inside, weights, 0))
-    flat = jax.grad(lambda scale: jqobs.fake_quantize(x, jqobs.QParams(scale, *list(qparams)[1:], qparams.qdtype,
-        qparams.qscheme, qparams.ch_axis, qparams.group_size)).sum())(qparams.scale)  # fmt: skip
+    of_scale = jax.grad(lambda scale: jqobs.fake_quantize(x, dataclasses.replace(qparams, scale=scale)).sum())
+    flat = of_scale(qparams.scale)
     assert not np.any(flat)

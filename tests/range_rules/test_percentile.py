@@ -3,9 +3,11 @@ import numpy as np
 import pytest
 
 import jqobs
-from jqobs.formats.qtypes import Grid
 
-AFFINE, SYMMETRIC = Grid(jqobs.per_tensor_affine, jqobs.quint8), Grid(jqobs.per_tensor_symmetric, jqobs.qint8)
+AFFINE, SYMMETRIC = (
+    jqobs.QuantSpec(jqobs.quint8, jqobs.per_tensor_affine),
+    jqobs.QuantSpec(jqobs.qint8, jqobs.per_tensor_symmetric),
+)
 
 
 @pytest.mark.parametrize("p", [90, 99, 99.9])

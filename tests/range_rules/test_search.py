@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import jqobs
-from jqobs.formats.qtypes import Grid
 from jqobs.range_rules._search import search
 
 
@@ -19,7 +18,7 @@ def test_it_finds_a_valley(qdtype, share, fraction):
     def cost(b, s):
         return ((b - below) / last) ** 2 + jnp.log(s / scale) ** 2
 
-    grid = Grid(jqobs.per_tensor_affine, qdtype)
+    grid = jqobs.QuantSpec(qdtype, jqobs.per_tensor_affine)
     ends = jnp.float32(-1), jnp.float32(1)
     better, low, high = search(cost, cost, *ends, grid, floor=jnp.float32(1e-9), gain=0.01)
     assert better
@@ -28,7 +27,7 @@ def test_it_finds_a_valley(qdtype, share, fraction):
 
 def test_it_keeps_the_full_range_without_a_gain():
     for qscheme in (jqobs.per_tensor_affine, jqobs.per_tensor_symmetric):
-        grid = Grid(qscheme, jqobs.qint8)
+        grid = jqobs.QuantSpec(jqobs.qint8, qscheme)
         flat = lambda b, s: jnp.float32(1) + 0 * s  # noqa: E731
         better, *_ = search(flat, flat, jnp.float32(-1), jnp.float32(1), grid, floor=jnp.float32(1e-9), gain=0.01)
         assert not better

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import jqobs
-from jqobs.formats.qtypes import Grid
 
 RANGES = {
     "qint8": (-128, 127, 8, "int8"),
@@ -55,27 +54,3 @@ def test_a_custom_range_is_a_copy():
 def test_ranges_that_do_not_exist(qdtype, change, says):
     with pytest.raises(ValueError, match=says):
         dataclasses.replace(getattr(jqobs, qdtype), **change)
-
-
-def test_schemes():
-    flags = {scheme.value: (scheme.is_per_channel, scheme.is_symmetric) for scheme in jqobs.QScheme}
-    assert flags == {
-        "per_tensor_affine": (False, False),
-        "per_tensor_symmetric": (False, True),
-        "per_channel_affine": (True, False),
-        "per_channel_symmetric": (True, True),
-    }
-    for name in flags:
-        assert getattr(jqobs, name).value == name == repr(getattr(jqobs, name))
-
-
-def test_eps_by_default():
-    assert Grid(jqobs.per_tensor_affine, jqobs.quint16).eps == 1e-8
-    assert Grid(jqobs.per_tensor_affine, jqobs.qint32).eps == np.finfo(np.float32).smallest_normal
-    assert Grid(jqobs.per_tensor_affine, jqobs.qint8, eps=1e-12).eps == 1e-12
-
-
-@pytest.mark.parametrize("eps", [0, -1, float("nan"), float("inf"), 1e-45, "small"])
-def test_an_eps_that_float32_cannot_hold(eps):
-    with pytest.raises(ValueError, match="eps must be"):
-        Grid(jqobs.per_tensor_affine, jqobs.qint8, eps=eps)
