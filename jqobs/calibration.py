@@ -176,10 +176,10 @@ class _ObserverStep:
         x = described(x)
         return self.observer.init(x) if math.prod(x.shape) else None
 
-    def update(self, state: State, x: Any, mask: Any = None) -> State:
+    def update(self, state: State, x: Any, mask: Any = None, *none: Any) -> State:
         return self.observer.update(state, x, mask=mask)
 
-    def advance(self, state: State, x: Any, mask: Any = None) -> State:
+    def advance(self, state: State, x: Any, mask: Any = None, *none: Any) -> State:
         return _update(self.observer, state, as_array(x), None if mask is None else owned(mask, "mask"))
 
     def find_weights(self, *arguments: Any) -> Any:

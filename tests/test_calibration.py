@@ -90,14 +90,15 @@ def test_a_step_is_a_function_or_a_calibration():
     def step(state, x, y):
         return x + y, observer.update(state, x * y)
 
-    class Calibration(NamedTuple):
-        init: object
-        update: object
+    pairs = [(x, x.T + 1) for x in BATCHES]
+    calibration = jqobs.observe(lambda x, y: x @ y, observer)
+    state = calibration.init(*pairs[0])
+    for pair in pairs:
+        _, state = calibration.update(state, *pair)
+    assert same(jqobs.calibrate(calibration, pairs), state)
 
-    calibration = Calibration(lambda x, y: observer.init(x), step)
     pairs = [(x, x + 1) for x in BATCHES]
     expected = loop(observer, [x * (x + 1) for x in BATCHES])
-    assert same(jqobs.calibrate(calibration, pairs), expected)
     assert same(jqobs.calibrate(step, pairs, state=observer.init(BATCHES[0])), expected)
     with pytest.raises(ValueError, match="state must be given"):
         jqobs.calibrate(step, pairs)

@@ -78,7 +78,8 @@ def lift(
         raise ValueError(f"range_rule needs a statistic with bins, that is a histogram; {statistic.name} has none")
     if range_rule is not None and not callable(range_rule):
         raise ValueError(f"range_rule must be a rule such as jqobs.mse(), or a function; got {range_rule!r}")
-    return observer_of(_Lifted(statistic, range_rule, QuantSpec(qdtype, qscheme, ch_axis, group_size, eps)))
+    spec = QuantSpec(qdtype, qscheme, ch_axis, group_size, eps)  # pyright: ignore[reportArgumentType]  (None: its own)
+    return observer_of(_Lifted(statistic, range_rule, spec))
 
 
 def observer_of(lifted: _Lifted) -> Observer:

@@ -131,7 +131,8 @@ def calculate_qparams(min_val: jax.typing.ArrayLike, max_val: jax.typing.ArrayLi
         raise ValueError(f"min_val and max_val must have one shape; got {ends[0].shape} and {ends[1].shape}")
     if not any(isinstance(end, Tracer) for end in ends):
         _check_ends(*map(np.asarray, ends))
-    return QParams(*map_range(*ends, spec), spec)
+    scale, zero_point = map_range(*ends, spec)
+    return QParams(scale, zero_point, spec)
 
 
 def _check_ends(min_val: np.ndarray, max_val: np.ndarray) -> None:

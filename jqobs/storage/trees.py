@@ -43,23 +43,25 @@ def describe(tree: Any, at: Place, leaves: dict[str, Any]) -> Node:
     """
     if len(at) > DEEPEST:
         raise ValueError(f"tree must be nested at most {DEEPEST} deep; {name_of(at)} is deeper")
+    parts: Mapping[str, Any]
+    node: Node
     if isinstance(tree, ModelState):
-        parts, kind = dict(tree), {"kind": "ModelState", "static": encode_assignment(tree.assignment)}
+        parts, node = dict(tree), {"kind": "ModelState", "static": encode_assignment(tree.assignment)}
     elif isinstance(tree, QParams):
-        parts, kind = dict(zip(("scale", "zero_point"), tree, strict=True)), {"kind": "QParams"}
-        kind["static"] = encode_spec(tree.spec)
+        parts = dict(zip(("scale", "zero_point"), tree, strict=True))
+        node = {"kind": "QParams", "static": encode_spec(tree.spec)}
     elif hasattr(tree, "_fields"):
-        parts, kind = tree._asdict(), {"kind": type(tree).__name__}
+        parts, node = tree._asdict(), {"kind": type(tree).__name__}
     elif isinstance(tree, Mapping) and not jax.tree_util.all_leaves([tree]):
         if not all(isinstance(key, str) for key in tree):
             raise ValueError(f"tree must have strings for keys; {name_of(at)} has {list(tree)}")
-        parts, kind = {key: tree[key] for key in sorted(tree)}, {"kind": "dict"}
+        parts, node = {key: tree[key] for key in sorted(tree)}, {"kind": "dict"}
     else:
         leaf = _array(tree, at)
         tensor = f"{len(leaves)}:{'/'.join(at)}"
         leaves[tensor] = leaf
         return {"kind": "array", "tensor": tensor, "shape": list(leaf.shape), "dtype": leaf.dtype.name}
-    return {**kind, "entries": [[name, describe(part, (*at, name), leaves)] for name, part in parts.items()]}
+    return {**node, "entries": [[name, describe(part, (*at, name), leaves)] for name, part in parts.items()]}
 
 
 def compare(node: Node, like: Any) -> list[str]:
@@ -94,7 +96,7 @@ def build(node: Node, tensors: Mapping[str, np.ndarray], like: Any = None) -> An
     if kind == "ModelState":
         assignment = decode_assignment(node["static"])
         like = jax.eval_shape(lambda: empty_state(assignment))
-        states = {name: part for name, part in node["entries"]}
+        states = dict(node["entries"])
         for name, state in like.items():
             wrong = [each for each in compare(states[name], state) if " and not an array " not in each]
             if wrong:  # Shapes may have axes in front, such as those of devices.
