@@ -25,7 +25,7 @@ X = normal(5, 4, seed=1)
 
 
 def calibrated(fn, observers, *args, **kwargs):
-    calibration = jqobs.observe(fn, observers, **{"params": 0, **kwargs})
+    calibration = jqobs.observe(fn, observers, **{"weight_argnums": 0, **kwargs})
     _, state = calibration.update(calibration.init(*args), *args)
     return calibration, state
 
@@ -354,9 +354,9 @@ def test_one_state_is_read_on_every_grid():
     np.testing.assert_array_equal(qparams["up/rhs"].scale, expected.scale)
 
 
-def test_before_anything_was_traced():
+def test_a_plain_dict_does_not_say_what_it_is_of():
     calibration = jqobs.observe(mlp, CONFIG, weight_argnums=0)
-    with pytest.raises(RuntimeError, match="the sites of 'mlp' are not known before it was traced"):
+    with pytest.raises(ValueError, match="state must be a ModelState.*got a dict"):
         calibration.calculate_qparams({})
     with pytest.raises(jqobs.NotCalibratedError, match="none of the observers has seen data"):
         calibration.calculate_qparams(calibration.init(PARAMS, X))
@@ -379,7 +379,7 @@ def test_the_state_of_two_streams():
     whole = calibration.update(one, PARAMS, -3 * X)[1]
     np.testing.assert_array_equal(merged["up/lhs"].min_val, whole["up/lhs"].min_val)
     with pytest.raises(ValueError, match="only one has down/lhs"):
-        calibration.merge(one, {name: each for name, each in other.items() if name != "down/lhs"})
+        calibration.merge(one, jqobs.observe(mlp, {"down/lhs": None, "*": CONFIG}, weight_argnums=0).init(PARAMS, X))
     ordered, state = calibrated(mlp, jqobs.QConfig(activation=jqobs.moving_average_min_max()), PARAMS, X)
     with pytest.raises(ValueError, match=r"cannot merge moving_average_min_max.*at down/lhs, up/lhs"):
         ordered.merge(state, state)
@@ -401,10 +401,11 @@ def test_stacks_are_merged_and_read():
 
 def test_a_state_of_another_function():
     calibration, state = calibrated(mlp, CONFIG, PARAMS, X)
+    few = jqobs.observe(mlp, {"up/lhs": jqobs.min_max(), "*": None}, weight_argnums=0).init(PARAMS, X)
     with pytest.raises(ValueError, match="lacks down/lhs, down/rhs, up/rhs; begin with init"):
-        calibration.update({"up/lhs": state["up/lhs"]}, PARAMS, X)
-    with pytest.raises(ValueError, match="not shown: upp/lhs; the nearest are up/lhs"):
-        calibration.calculate_qparams({**state, "upp/lhs": state["up/lhs"]})
+        calibration.update(few, PARAMS, X)
+    with pytest.raises(ValueError, match="same sites; only one has upp/lhs"):
+        state.replace({**state, "upp/lhs": state["up/lhs"]})
 
 
 def test_calibrate(traces):
@@ -583,7 +584,7 @@ def test_sensitivity(traces):
     costs = jqobs.sensitivity(fn, qparams, [(PARAMS, X), (PARAMS, -X)], error, weight_argnums=0)
     assert list(costs) == list(grids)
     assert max(costs, key=costs.get) == "up/lhs"
-    assert fn.count == 2  # Once in float and once for all sites.
+    assert fn.count == 3  # Once for the sites, once in float, once for all sites on codes.
     for name, cost in costs.items():
         alone = jqobs.simulate(mlp, {name: qparams[name]})
         expected = np.mean([float(error(alone(PARAMS, x), mlp(PARAMS, x))) for x in (X, -X)])
@@ -834,15 +835,15 @@ def test_groups_on_an_explicit_mesh():
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda: jqobs.simulate(mlp, 5), "qparams must be a dict of QParams"),
-        (lambda: jqobs.simulate(mlp, {"up/lhs": 3.0}), "qparams must be a dict of QParams"),
+        (lambda: jqobs.simulate(mlp, 5), "qparams must be"),
+        (lambda: jqobs.simulate(mlp, {"up/lhs": 3.0}), "qparams must be"),
         (lambda: jqobs.simulate(None, {}), "fn must be a function"),
         (lambda: jqobs.observe(None, CONFIG), "fn must be a function"),
         (lambda: jqobs.observe(mlp, CONFIG, share=5), "share must be a pattern"),
         (lambda: jqobs.observe(mlp, CONFIG, mask=5), "mask must be a function"),
         (
             lambda: jqobs.observe(mlp, CONFIG, weight_argnums=0).update(None, PARAMS, X),
-            "state must be a dict of states",
+            "state must be a ModelState",
         ),
         (lambda: jqobs.sensitivity(mlp, {}, [], None), "metric must be a function"),
         (

@@ -200,7 +200,13 @@ def signed(described, tensors):
 
 
 ARRAY = {"kind": "array", "tensor": "a", "shape": [2], "dtype": "float32"}
-STATIC = {"qdtype": ["qint8", -128, 127], "qscheme": "per_tensor_affine", "ch_axis": None, "group_size": None, "eps": 1e-8}
+STATIC = {
+    "qdtype": ["qint8", -128, 127],
+    "qscheme": "per_tensor_affine",
+    "ch_axis": None,
+    "group_size": None,
+    "eps": 1e-8,
+}
 LIES = "contradicts itself"
 
 

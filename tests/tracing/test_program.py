@@ -11,7 +11,7 @@ from flax import linen as nn
 from flax import nnx
 
 import jqobs
-from jqobs.tracing.program import program as tracing
+from jqobs.tracing import program as tracing
 
 # --- What is placed by hand: every product of the table is made here, and what it was given goes to a list.
 
