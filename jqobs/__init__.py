@@ -6,23 +6,44 @@ An observer is a pair of pure functions over a pytree, like an optimizer in Opta
 * the statistic: `min_max`, `moving_average_min_max`, `mean_min_max`, `log_histogram`, `histogram`, and those that need
   no data, `fixed_qparams`, `placeholder`, `noop`;
 * the range rule: the extremes, or over a histogram `mse()`, `percentile(p)`, `entropy()`, `norm_minimization()`;
-* the grid: a `QDtype` (`qint8`, `quint8`, ...) and the affine or symmetric half of a `QScheme`;
-* the granularity: the per-tensor or per-channel half of it, with `ch_axis` and `group_size`.
+* the codes: a `QDtype` (`qint8`, `quint8`, ...) and the affine or symmetric half of a `QScheme`;
+* who shares a scale: the per-tensor or per-channel half of it, with `ch_axis` and `group_size`.
 
-Where things are; imports point upwards only:
+The last two are one value, a `QuantSpec`, that an observer and its `QParams` carry.
 
-    qtypes          which codes exist                       arithmetic   floats that do not depend on the compiler
-    granularity     who shares a scale                      counting     integers past 2**32
-    qparams         the formula from range to grid          meshes       how arrays are spread over devices
-    quantization    quantize, dequantize, fake_quantize     batches      looking at one batch
-    observer        Observer, Recipe, Statistic             lifting      from a statistic to an observer
-    observers/      the catalogue, one statistic a file     range_rules/ which range is kept, one rule a file
-    reading         many observers at once                  merging      one state from many
-    calibration     the loop                                spreading    arguments over the devices of a mesh
-    observation     observe, simulate, sensitivity          qconfig      which observer watches what
-    tracing         walks through a program                 naming, arguments, products: what it says of its operands
-    linen/  nnx/    the same as Flax layers                 fake_quantizer, state_dict: what both are made of
-    checkpoint      save, load                              report, tables, progress: for people
+Where things are. Imports point down the page, between the rooms and inside them; a test reads both.
+
+    linen/         thin shells: observers, QAT and models as Flax Linen modules
+                   _qat _models _layers
+    nnx/           the same names as NNX modules
+                   _qat _models _layers
+    calibration    the loop over batches: `calibrate`
+    storage/       states in files; state dicts of the other frameworks
+                   state_dict checkpoint trees encoding files
+    layers/        what FakeQuantize does, under linen and nnx
+                   fake_quant
+    models/        `observe`, `simulate`, `sensitivity`; which observer watches what; the state of a model
+                   sensitivity simulation observation state assignment share qconfig sites patterns
+    tracing/       a function as a program: what feeds its products, and how it runs with them shown
+                   program compilation arguments naming products
+    reporting/     the report, its table; progress
+                   report tables progress
+    observers/     Observer, the lifting, merging, reading; then one statistic a file
+                   _histogram _log_histogram _mean_min_max _moving_average_min_max _min_max
+                   _fixed_qparams _placeholder _noop
+                   lifting batches merging reading observer statistic
+    range_rules/   which range is kept: one rule a file, and the search they share
+                   _mse _entropy _norm_minimization _percentile _rule _bins _search
+    quantization/  QParams, quantize and dequantize, the learned step
+                   learned_step rounding qparams
+    formats/       the codes, the schemes, and `QuantSpec` of both and of who shares a scale
+                   quant_spec qdtype qscheme
+    sharding/      what an array says about its devices; placing arguments
+                   placement array_types
+    numerics/      arithmetic that no compiler changes; counters past 2^32; the one door for arrays
+                   arithmetic counting inputs
+    recipe         a factory and its arguments
+    _version       which jqobs this is
 
 Example:
   >>> import jax.numpy as jnp, jqobs

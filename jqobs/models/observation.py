@@ -176,7 +176,7 @@ class Calibration:
         if asks and program.sites and not any(site.is_weight for site in program.sites.values()):
             warnings.warn("no operand is a weight; say with weight_argnums= which arguments hold them", stacklevel=4)
         return Assignment(
-            Sites(tuple(sites.values()), tuple(dict.fromkeys(earlier.opaque_calls + program.unseen))),
+            Sites(tuple(sites.values()), tuple(dict.fromkeys(earlier.opaque_calls + program.opaque_calls))),
             tuple(observers.items()),
             resolve_groups(self.groups, sites, observers),
         )

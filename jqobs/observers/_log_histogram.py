@@ -17,7 +17,8 @@ from jqobs.observers import _min_max
 from jqobs.observers.lifting import lift
 from jqobs.observers.observer import Observer
 from jqobs.observers.statistic import Chunk, Statistic
-from jqobs.range_rules import Range, check_rule, mse
+from jqobs.range_rules import Range, mse
+from jqobs.range_rules._rule import check_rule
 from jqobs.recipe import factory
 from jqobs.sharding import array_types as meshes
 

@@ -59,7 +59,7 @@ def check_rule(rule: Any) -> None:
     """Raises ValueError for what cannot choose a range.
 
     Example:
-      >>> from jqobs.range_rules import check_rule
+      >>> from jqobs.range_rules._rule import check_rule
       >>> check_rule("mse")
       Traceback (most recent call last):
       ValueError: range_rule must be a rule such as jqobs.mse(), or a function; got 'mse'

@@ -102,12 +102,10 @@ def build(node: Node, tensors: Mapping[str, np.ndarray], like: Any = None) -> An
             if wrong:  # Shapes may have axes in front, such as those of devices.
                 raise CheckpointError(f"the state of {name} is none of {assignment.observers[name]!r}: {wrong[0]}")
         return build(node, tensors, like)
-    parts = {name: build(part, tensors) for name, part in node["entries"]}
-    if kind == "QParams":
-        return QParams(**parts, spec=decode_spec(node["static"]))
-    if kind != "dict":
+    if kind not in ("dict", "QParams"):
         raise CheckpointError(f"like must be given to load it: it holds {kind}")
-    return parts
+    parts = {name: build(part, tensors) for name, part in node["entries"]}
+    return parts if kind == "dict" else QParams(**parts, spec=decode_spec(node["static"]))
 
 
 def check(node: Any, unclaimed: dict[str, np.ndarray], depth: int = 0) -> None:

@@ -38,6 +38,21 @@ OUTPUT_AXES: dict[str, Callable[[Any, str, int], int | None]] = {
 """The products by primitive, as `(parameters, side, rank) -> axis`; None where every axis is summed over."""
 
 
+def is_opaque_product(primitive: str) -> bool:
+    """Whether a primitive multiplies operands that nobody can watch, such as sparse ones.
+
+    Example:
+      >>> from jqobs.tracing.products import is_opaque_product
+      >>> is_opaque_product("bcoo_dot_general"), is_opaque_product("dot_general"), is_opaque_product("add")
+      (True, False, False)
+    """
+    return primitive not in OUTPUT_AXES and any(part in primitive for part in _PARTS_OF_PRODUCTS)
+
+
+_PARTS_OF_PRODUCTS = ("dot_general", "conv_general", "matmul", "matmat", "matvec", "dot_product_attention")
+"""As in `bcoo_dot_general`, `bcsr_dot_general`, `coo_matvec`, `csr_matmat`, `scaled_matmul`."""
+
+
 def output_axis_of_kernel(rank: int, *, einsum_str: str | None = None, is_transposed: bool = False) -> int:
     """The axis of the output features in the parameter `kernel` of a Flax layer.
 

@@ -1,7 +1,7 @@
 """Walks over the jaxpr of a function: finds the operands of its products, and runs it with those operands shown to a
 visitor, who may replace them.
 
-This is the only module that knows how JAX represents programs. What is looked into is listed once, in `_INTO`: a class
+This is the only module that knows how JAX represents programs. What is looked into is listed once, in `_RULES`: a class
 for each construct, which says what is known of its results (`flow`) and how it is run again (`run`).
 """
 
@@ -21,7 +21,7 @@ from jax.extend.core import Literal, jaxprs_in_params
 
 from jqobs.tracing.arguments import Arguments, ClosedOver, Leaf, find_closed_over, name_leaves
 from jqobs.tracing.naming import Path, Unnamed, name_operations
-from jqobs.tracing.products import OUTPUT_AXES
+from jqobs.tracing.products import OUTPUT_AXES, is_opaque_product
 
 _SUPPORTED = "0.10 to 0.12"
 
@@ -103,7 +103,7 @@ class Program(NamedTuple):
       jaxpr: Its jaxpr.
       plan: Where its sites are.
       sites: All its sites by name.
-      unseen: The calls that hold products and that nobody can look into.
+      opaque_calls: The calls that hold products and that nobody can look into.
       inputs: The leaves of its arguments that are arrays.
       outputs: The structure of its result.
     """
@@ -111,7 +111,7 @@ class Program(NamedTuple):
     jaxpr: Any
     plan: Plan
     sites: dict[str, Site]
-    unseen: tuple[str, ...]
+    opaque_calls: tuple[str, ...]
     inputs: list[Any]
     outputs: Any
 
@@ -171,8 +171,8 @@ def trace(
     facts = [Fact(PARAMETER if is_parameter else ACTIVATION, leaf) for leaf, is_parameter in leaves]
     analysis = _Analysis(find_closed_over(function))
     _, plan = analysis.flow(jaxpr, facts, (), (), record=True)
-    sites, unseen = analysis.finish(plan)
-    return Program(jaxpr, plan, sites, unseen, arrays, jax.tree.structure(outputs))
+    sites, opaque_calls = analysis.finish(plan)
+    return Program(jaxpr, plan, sites, opaque_calls, arrays, jax.tree.structure(outputs))
 
 
 def evaluate(program: Program, visitor: Visitor, memory: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -191,7 +191,7 @@ class _Analysis:
     def __init__(self, closed_over: ClosedOver) -> None:
         self.closed_over = closed_over
         self.operations: list[tuple[Unnamed, dict[str, Site], _Step]] = []
-        self.unseen: list[str] = []
+        self.opaque_calls: list[str] = []
 
     def flow(
         self,
@@ -212,7 +212,7 @@ class _Analysis:
             around = scope + tuple(
                 part.name for part in eqn.source_info.name_stack.stack if type(part).__name__ == "Scope"
             )
-            into = _INTO.get(eqn.primitive.name)
+            into = _RULES.get(eqn.primitive.name)
             kind = max((fact.kind for fact in given), default=CONSTANT)
             sources: frozenset[int] = frozenset().union(*(fact.sources for fact in given))
             results = [Fact(kind, None, sources)] * len(eqn.outvars)
@@ -224,8 +224,8 @@ class _Analysis:
                 results, plans = into.flow(self, eqn, given, around, loops, record)
                 if any(plans):
                     plan[place] = _Step(inner=tuple(plans))
-            elif any(map(_holds_product, jaxprs_in_params(eqn.params))):
-                self.unseen += ["/".join((*around, eqn.primitive.name))] * record
+            elif _holds_product(eqn):
+                self.opaque_calls += ["/".join((*around, eqn.primitive.name))] * record
             else:
                 results = [Fact(kind, _made_of(given), sources)] * len(eqn.outvars)
             known.update(zip(eqn.outvars, results, strict=True))
@@ -289,7 +289,7 @@ class _Analysis:
                 name = f"{operation}/{side}"
                 step.sites[side] = every[name] = dataclasses.replace(site, name=name, operation=operation)
         _gather(plan)
-        return every, tuple(dict.fromkeys(self.unseen))
+        return every, tuple(dict.fromkeys(self.opaque_calls))
 
 
 def _made_of(facts: Sequence[Fact]) -> Leaf | None:
@@ -305,11 +305,10 @@ def _gather(plan: Plan) -> list[Site]:
     return [site for step in plan.values() for site in step.sites.values()]
 
 
-def _holds_product(jaxpr: Any) -> bool:
-    return any(
-        eqn.primitive.name in OUTPUT_AXES or any(map(_holds_product, jaxprs_in_params(eqn.params)))
-        for eqn in _open(jaxpr)[0].eqns
-    )
+def _holds_product(eqn: Any) -> bool:
+    if eqn.primitive.name in OUTPUT_AXES or is_opaque_product(eqn.primitive.name):
+        return True
+    return any(_holds_product(inner) for jaxpr in jaxprs_in_params(eqn.params) for inner in _open(jaxpr)[0].eqns)
 
 
 # --- Running
@@ -338,11 +337,11 @@ def _run(
         if aside and not eqn.outvars:
             continue
         step = plan.get(place)
-        if aside and step is None and eqn.effects and eqn.primitive.name in _INTO:
+        if aside and step is None and eqn.effects and eqn.primitive.name in _RULES:
             # Has an effect inside, that is to be left out.
             step = _Step(inner=({},) * max(2, len(eqn.params.get("branches", ()))))
             with _context(eqn):
-                results, _ = _INTO[eqn.primitive.name].run(_Call(eqn, step, {}, visitor, depth, aside), given)
+                results, _ = _RULES[eqn.primitive.name].run(_Call(eqn, step, {}, visitor, depth, aside), given)
             known.update(zip(eqn.outvars, results, strict=True))
             continue
         sites = {} if step is None else {key: site for key, site in step.sites.items() if site.name in memory}
@@ -352,7 +351,7 @@ def _run(
             results = _operate(eqn, given, sites, memory, visitor)
         else:
             # What has to keep its own rule or its own program is bound as it is, and looked at aside.
-            into = _INTO[eqn.primitive.name]
+            into = _RULES[eqn.primitive.name]
             beside = visitor.only_looks and into.is_opaque(eqn)
             part = {name: memory[name] for name in sites}
             call = _Call(eqn, step, part, visitor, depth, aside or beside)
@@ -523,7 +522,7 @@ class _Scan:
         def body(moving: Sequence[Fact], record: bool) -> tuple[list[Fact], Plan]:
             return analysis.flow(jaxpr, [*fixed, *moving, *slices], scope, inside, record=record)
 
-        moving = _settle(given[constants : constants + carry], lambda moving: body(moving, False)[0][:carry])
+        moving = _fixpoint(given[constants : constants + carry], lambda moving: body(moving, False)[0][:carry])
         results, plan = body(moving, record)
         return [*moving, *results[carry:]], [plan]
 
@@ -575,7 +574,7 @@ class _While:
         def body(moving: Sequence[Fact], record: bool) -> tuple[list[Fact], Plan]:
             return analysis.flow(eqn.params["body_jaxpr"], [*looped, *moving], scope, loops, record=record)
 
-        moving = _settle(moving, lambda moving: body(moving, False)[0])
+        moving = _fixpoint(moving, lambda moving: body(moving, False)[0])
         _, test = analysis.flow(eqn.params["cond_jaxpr"], [*tested, *moving], scope, loops, record=record)
         _, plan = body(moving, record)
         return moving, [test, plan]
@@ -625,7 +624,7 @@ class _Cond:
         return jax.lax.platform_dependent(call.memory, *given[1:], default=default, **by_platform)
 
 
-def _settle(moving: Sequence[Fact], body: Callable[[Sequence[Fact]], Sequence[Fact]]) -> list[Fact]:
+def _fixpoint(moving: Sequence[Fact], body: Callable[[Sequence[Fact]], Sequence[Fact]]) -> list[Fact]:
     """The facts of a carry that hold in every iteration."""
     moving = [Fact(fact.kind) for fact in moving]
     while True:
@@ -639,7 +638,7 @@ def _join(*facts: Fact) -> Fact:
     return Fact(max(fact.kind for fact in facts), None, frozenset().union(*(fact.sources for fact in facts)))
 
 
-_INTO: dict[str, Any] = {
+_RULES: dict[str, Any] = {
     "jit": _Inline,
     "call": _Inline,  # Until jax 0.11, with the next; then `eval_jaxpr` in place of both.
     "closed_call": _Inline,

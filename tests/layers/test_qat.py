@@ -126,7 +126,7 @@ def test_mappings_feed_observe_too():
     assert set(jqobs.observe(fn, named, weight_argnums=0).init(*args)) == {"stem/lhs", "stem/rhs"}
     with pytest.raises(ValueError, match=r"set_object_type\(Dense, ...\) is for prepare_qat"):
         jqobs.observe(fn, mapping.set_object_type(nn.Dense, None), weight_argnums=0).init(*args)
-    with pytest.raises(ValueError, match="the module name 'mpl' matches no site"):
+    with pytest.raises(ValueError, match="the pattern 'mpl' matches no site"):
         jqobs.observe(fn, mapping.set_module_name("mpl", None), weight_argnums=0).init(*args)
     for wrong in (lambda m: m.set_global(jqobs.min_max()), lambda m: m.set_object_type(3, None)):
         with pytest.raises(ValueError, match="must be a"):

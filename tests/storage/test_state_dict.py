@@ -41,7 +41,7 @@ def test_round_trip_into_a_model_that_has_seen_nothing():
         np.testing.assert_array_equal(again[key], value)
     for path, qparams in jqobs.nnx.calculate_qparams(model).items():
         np.testing.assert_array_equal(qparams.scale, jqobs.nnx.calculate_qparams(fresh)[path].scale)
-    assert not fresh.rounding.switches.get_value().observer_enabled
+    assert not fresh.rounding.flags.get_value().observer_enabled
     fresh(X)  # It goes on from there.
     assert np.asarray(fresh.watch.state.get_value().seen).tolist() == [8, 8, 8]
 
@@ -155,7 +155,7 @@ def test_what_has_seen_nothing_stays_so():
     jqobs.nnx.load_observer_state_dict(fresh, jqobs.nnx.get_observer_state_dict(model))
     np.testing.assert_array_equal(fresh[1].max_val, X.max())
     assert fresh[0].watch.state is None
-    assert not fresh[0].rounding.switches.get_value().fake_quant_enabled
+    assert not fresh[0].rounding.flags.get_value().fake_quant_enabled
 
 
 def test_another_granularity_does_not_fit():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from flax import nnx
+from jax.experimental import sparse
 
 import jqobs
 from jqobs.tracing import program as tracing
@@ -247,7 +248,6 @@ CASES = {
     "linen scan and remat": (Stack().apply, linen(Stack(), X), 2),
     "nnx": (lambda model, x: model(x), (MODEL, X), 4),
     "closed over": (lambda x: dot(x, W), (X,), 2),
-    "nothing": (lambda x: x + 1, (X,), 0),
 }
 UNRECORDED = {
     "linen scan and remat",
@@ -256,7 +256,6 @@ UNRECORDED = {
     "attention",
     "ragged",
     "nnx",
-    "nothing",
     "vmap of a custom rule",
 }
 """Where a library makes a product that does not go through ours, or where a callback is not what it would observe."""
@@ -383,7 +382,7 @@ def sharded(w, x):
 def test_shard_map_is_reported():
     calibration = jqobs.observe(sharded, jqobs.min_max(), weight_argnums=0)
     args = W, normal(4, 4)
-    assert calibration.sites(*args).unseen == ("experts/shard_map",)
+    assert calibration.sites(*args).opaque_calls == ("experts/shard_map",)
     assert "not seen: what is inside experts/shard_map" in str(calibration.sites(*args))
     _, state = calibration.update(calibration.init(*args), *args)
     with pytest.warns(UserWarning, match="experts/shard_map"):
@@ -399,7 +398,29 @@ def test_pallas_is_reported():
     def fn(w, x):
         return pl.pallas_call(kernel, out_shape=jax.ShapeDtypeStruct((4, 4), jnp.float32), interpret=True)(x, w)
 
-    assert jqobs.observe(fn, jqobs.min_max(), weight_argnums=0).sites(W, normal(4, 4)).unseen == ("pallas_call",)
+    with pytest.warns(UserWarning, match="'fn' has no product .*outside pallas_call.*nothing to watch"):
+        sites = jqobs.observe(fn, jqobs.min_max(), weight_argnums=0).sites(W, normal(4, 4))
+    assert sites.opaque_calls == ("pallas_call",)
+
+
+def test_sparse_products_are_reported():
+    def fn(w, x):
+        return sparse.BCOO.fromdense(x, nse=4) @ (w @ w), x @ w
+
+    calibration = jqobs.observe(fn, jqobs.min_max(), weight_argnums=0)
+    sites = calibration.sites(W, X)
+    assert sites.opaque_calls == ("bcoo_dot_general",)
+    assert "not seen: what is inside bcoo_dot_general" in str(sites)
+    _, state = calibration.update(calibration.init(W, X), W, X)
+    with pytest.warns(UserWarning, match="nothing was seen inside bcoo_dot_general"):
+        assert len(calibration.calculate_qparams(state)) == 4
+
+
+def test_a_function_without_products_has_nothing_to_watch():
+    calibration = jqobs.observe(lambda x: x + 1, jqobs.min_max())
+    for call in (calibration.sites, calibration.init):
+        with pytest.warns(UserWarning, match="has no product .*: there is nothing to watch"):
+            assert not len(call(X))
 
 
 def test_an_unknown_layout_says_which_jax_it_met():
