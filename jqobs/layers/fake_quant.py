@@ -7,6 +7,7 @@ runs, and two flags, which are arrays, so that setting one compiles nothing.
 from __future__ import annotations
 
 import functools
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import jax
@@ -85,12 +86,13 @@ def observe_step(
     mask: Any,
     enabled: Any,
     *,
+    axis_name: Hashable | None,
     update_qparams: bool,
 ) -> tuple[State, CachedQParams]:
     """Shows a batch to the observer if `enabled`, and then reads its grid once if it `update_qparams`."""
 
     def seeing(state: State, cached: CachedQParams) -> tuple[State, CachedQParams]:
-        after = observer.update(state, x, mask=mask)
+        after = observer.update(state, x, mask=mask, axis_name=axis_name)
         return after, read_qparams(observer, after) if update_qparams else cached
 
     if isinstance(enabled, bool):

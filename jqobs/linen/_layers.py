@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, TypeVar
 
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ class ObservingLayer(nn.Module):
         if self.is_mutable_collection("observers") and jnp.size(x):  # pyright: ignore[reportArgumentType]
             state = self.variable("observers", "state", self.observer.init, x)
             if not self.is_initializing():
-                state.value = self.observer.update(state.value, x, mask=mask)
+                state.value = self.observer.update(state.value, x, mask=mask, axis_name=self.axis_name)
         return x
 
     def calculate_qparams(self) -> QParams:
@@ -48,6 +48,7 @@ class Observe(ObservingLayer):
 
     Attributes:
       observer: The observer.
+      axis_name: The mapped axis, or several, over which a batch is spread: then all devices keep one statistic.
 
     Example:
       >>> import jax, jax.numpy as jnp, jqobs
@@ -61,6 +62,7 @@ class Observe(ObservingLayer):
     """
 
     observer: Observer
+    axis_name: Hashable | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         check_observer(self.observer)
@@ -78,12 +80,16 @@ class ObserverBase(ObservingLayer):
       qdtype: The type of the codes.
       ch_axis: The channel axis; None for per-tensor schemes, whatever was given.
       eps: A floor under the scale; None for the grid's own.
+      group_size: How many values of a channel share a scale; None for all of them.
+      axis_name: The mapped axis, or several, over which a batch is spread: then all devices keep one statistic.
     """
 
     qscheme: QScheme = per_tensor_affine
     qdtype: QDtype = quint8
     ch_axis: int | None = None
     eps: float | None = None
+    group_size: int | None = dataclasses.field(default=None, kw_only=True)
+    axis_name: Hashable | None = dataclasses.field(default=None, kw_only=True)
 
     factory: ClassVar[Callable[..., Observer] | None] = None
 
@@ -119,6 +125,7 @@ class FakeQuantize(ObservingLayer):
       observer: An Observer, a recipe of one, or a class of observing layers.
       update_qparams: Whether a step that observes also reads the grid; None: unless that is a search. Where it does
         not, the grid is what `read_qparams` left (`jqobs.linen.read_qparams` for a whole model).
+      axis_name: The mapped axis, or several, over which a batch is spread: then all devices keep one statistic.
 
     Example:
       >>> import jax.numpy as jnp, jqobs
@@ -133,6 +140,7 @@ class FakeQuantize(ObservingLayer):
 
     observer: Any
     update_qparams: bool | None = None
+    axis_name: Hashable | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         observer = as_observer("observer", self.observer)
@@ -161,7 +169,14 @@ class FakeQuantize(ObservingLayer):
             enabled = flags.value.observer_enabled if observer_enabled is None else observer_enabled
             update_qparams = not searches(observer) if self.update_qparams is None else self.update_qparams
             state.value, cached.value = observe_step(
-                observer, state.value, cached.value, x, mask, enabled, update_qparams=update_qparams
+                observer,
+                state.value,
+                cached.value,
+                x,
+                mask,
+                enabled,
+                axis_name=self.axis_name,
+                update_qparams=update_qparams,
             )
         enabled = flags.value.fake_quant_enabled if fake_quant_enabled is None else fake_quant_enabled
         return apply_fake_quant(observer, cached.value, x, enabled)

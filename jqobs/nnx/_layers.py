@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 import jax
@@ -47,6 +47,7 @@ class ObservingModule(nnx.Module):
     """An identity that shows its input to `self.observer` while `observing`, and keeps the statistic in `state`."""
 
     observer: Observer
+    axis_name: Hashable | None
 
     def _begin(self, shape: tuple[int, ...] | None) -> None:
         self.observing = True
@@ -66,7 +67,7 @@ class ObservingModule(nnx.Module):
             if not np.size(x):
                 return  # It does not say how many channels there are.
             self.state = ObserverState(self.observer.init(x))
-        self.state.set_value(self.observer.update(self.state.get_value(), x, mask=mask))
+        self.state.set_value(self.observer.update(self.state.get_value(), x, mask=mask, axis_name=self.axis_name))
 
     def reset(self) -> None:
         """Back to nothing seen, as a fresh module."""
@@ -135,6 +136,7 @@ class Observe(ObservingModule):
       observer: The observer.
       shape: The shape of the data. Only a per-channel observer needs it, and only where the state has to exist before
         the first call, as inside `nnx.scan`.
+      axis_name: The mapped axis, or several, over which a batch is spread: then all devices keep one statistic.
       rngs: Ignored; taken so that it can be built like any other module.
 
     Attributes:
@@ -150,10 +152,18 @@ class Observe(ObservingModule):
       (True, -1.0, 3.0)
     """
 
-    def __init__(self, observer: Observer, *, shape: tuple[int, ...] | None = None, rngs: Any = None):
+    def __init__(
+        self,
+        observer: Observer,
+        *,
+        shape: tuple[int, ...] | None = None,
+        axis_name: Hashable | None = None,
+        rngs: Any = None,
+    ):
         del rngs
         check_observer(observer)
         self.observer = observer
+        self.axis_name = axis_name
         self._begin(shape)
 
 
@@ -169,6 +179,8 @@ class ObserverBase(ObservingModule):
       qdtype: The type of the codes.
       ch_axis: The channel axis; None for per-tensor schemes, whatever was given.
       eps: A floor under the scale; None for the grid's own.
+      group_size: How many values of a channel share a scale; None for all of them.
+      axis_name: The mapped axis, or several, over which a batch is spread: then all devices keep one statistic.
       shape: The shape of the data, as for `Observe`.
       rngs: Ignored, and not kept.
     """
@@ -177,6 +189,8 @@ class ObserverBase(ObservingModule):
     qdtype: QDtype = quint8
     ch_axis: int | None = None
     eps: float | None = None
+    group_size: int | None = dataclasses.field(default=None, kw_only=True)
+    axis_name: Hashable | None = dataclasses.field(default=None, kw_only=True)
     shape: tuple[int, ...] | None = dataclasses.field(default=None, kw_only=True)
     rngs: dataclasses.InitVar[Any] = dataclasses.field(default=None, kw_only=True)
 
@@ -216,6 +230,7 @@ class FakeQuantize(ObservingModule):
       update_qparams: Whether a step that observes also reads the grid; None: unless that is a search. Where it does
         not, the grid is what `read_qparams` left (`jqobs.nnx.read_qparams` for a whole model).
       shape: The shape of the data, as for `Observe`.
+      axis_name: The mapped axis, or several, over which a batch is spread: then all devices keep one statistic.
       rngs: Ignored.
 
     Attributes:
@@ -243,9 +258,11 @@ class FakeQuantize(ObservingModule):
         *,
         update_qparams: bool | None = None,
         shape: tuple[int, ...] | None = None,
+        axis_name: Hashable | None = None,
         rngs: Any = None,
     ):
         del rngs
+        self.axis_name = axis_name
         checked = as_observer("observer", observer)
         check_observer(checked)
         self.observer = checked  # pyright: ignore[reportAttributeAccessIssue]  (checked is no None)
@@ -280,7 +297,14 @@ class FakeQuantize(ObservingModule):
         state, cached = self.state, self.cached_qparams
         assert state is not None and cached is not None  # noqa: PT018
         after = observe_step(
-            self.observer, state.get_value(), cached.get_value(), x, mask, enabled, update_qparams=self.update_qparams
+            self.observer,
+            state.get_value(),
+            cached.get_value(),
+            x,
+            mask,
+            enabled,
+            axis_name=self.axis_name,
+            update_qparams=self.update_qparams,
         )
         state.set_value(after[0])
         cached.set_value(after[1])
