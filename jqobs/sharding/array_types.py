@@ -85,6 +85,7 @@ def reduce_across(combine: Callable[[Any, Any], Any], part: Any, axis_name: Hash
         if not checked or any(name in _varying(leaf) for leaf in jax.tree.leaves(part)):
             to = "invarying" if checked else "varying"
             gather = functools.partial(jax.lax.all_gather, axis_name=name, to=to)
+            part = pvary_like(part, jax.lax.axis_index(name))  # A constant among the leaves varies along nothing.
             part = reduce_leading(combine, jax.tree.map(gather, part))
     return part
 
