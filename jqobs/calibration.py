@@ -79,9 +79,7 @@ def calibrate(
     loop = _loop_for(adapted, mesh, merge_at_end, step)
     if state is None and type(adapted) is _FunctionStep:
         adapted.init()
-    if checkpoint_every is not None and (
-        isinstance(checkpoint_every, bool) or not isinstance(checkpoint_every, int) or checkpoint_every < 1
-    ):
+    if checkpoint_every is not None and (type(checkpoint_every) is not int or checkpoint_every < 1):
         raise ValueError(f"checkpoint_every must be a whole number of batches, at least 1; got {checkpoint_every!r}")
     if checkpoint_every is not None and checkpoint is None:
         raise ValueError(f"checkpoint_every={checkpoint_every} needs checkpoint=, a path to save to")
@@ -107,9 +105,7 @@ def calibrate(
             if running is not None and checkpoint_every is not None and done > saved and done % checkpoint_every == 0:
                 saved = keep()
         if done < saved:
-            raise ValueError(
-                f"batches hold {done} batches, and {checkpoint} was saved after {saved}: not the same ones"
-            )
+            raise ValueError(f"batches hold {done} batches, and {checkpoint} was saved after {saved}: these are others")
         if running is not None and checkpoint is not None and done > saved:
             saved = keep()
     except BaseException as error:
@@ -172,18 +168,26 @@ class _ObserverStep:
         self.observer = observer
         self.merge = observer.merge
 
-    def init(self, x: Any, mask: Any = None, *none: Any) -> State | None:
-        x = described(x)
+    def init(self, *arguments: Any) -> State | None:
+        x = described(_pair(*arguments)[0])
         return self.observer.init(x) if math.prod(x.shape) else None
 
-    def update(self, state: State, x: Any, mask: Any = None, *none: Any) -> State:
+    def update(self, state: State, *arguments: Any) -> State:
+        x, mask = _pair(*arguments)
         return self.observer.update(state, x, mask=mask)
 
-    def advance(self, state: State, x: Any, mask: Any = None, *none: Any) -> State:
+    def advance(self, state: State, *arguments: Any) -> State:
+        x, mask = _pair(*arguments)
         return _update(self.observer, state, as_array(x), None if mask is None else owned(mask, "mask"))
 
     def find_weights(self, *arguments: Any) -> Any:
         return jax.tree.map(lambda leaf: False, arguments)
+
+
+def _pair(x: Any, mask: Any = None, *more: Any) -> tuple[Any, Any]:
+    if more:
+        raise ValueError(f"batches must hold x or (x, mask) for an observer; got a tuple of {2 + len(more)}")
+    return x, mask
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)

@@ -162,3 +162,9 @@ def test_progress_without_the_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "tqdm.auto", None)
     with pytest.raises(ImportError, match=r"jqobs\[progress\]"):
         jqobs.calibrate(jqobs.min_max(), BATCHES, progress=True)
+
+
+def test_a_batch_for_an_observer_is_not_longer_than_a_mask():
+    x = BATCHES[0]
+    with pytest.raises(ValueError, match=r"batches must hold x or \(x, mask\) for an observer; got a tuple of 3"):
+        jqobs.calibrate(jqobs.min_max(), [(x, x > 0, x)])

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jqobs.models.simulation import check_site_qparams, find_qparams, round_operand, run_rounded
 from jqobs.numerics.inputs import is_array, owned
 from jqobs.quantization.qparams import QParams
 from jqobs.reporting.progress import progress_bar
 from jqobs.tracing.arguments import Arguments, WeightArgnums, as_arguments
-from jqobs.tracing.program import Site, trace
+from jqobs.tracing.program import Program, Site, trace
 
 
 def sensitivity(
@@ -60,33 +58,47 @@ def sensitivity(
     if not callable(metric):
         raise ValueError(f"metric must be a function (out, reference) -> number; got {metric!r}")
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def measure(form: Arguments, chosen: jax.Array, reference: Any, arrays: list[Any]) -> jax.Array:
-        program = trace(fn, *form.restore(arrays), weight_argnums)
-        names = list(find_qparams(fn, program, qparams))
+    # A batch of another form or other shapes is another program, that may have other sites.
+    programs: dict[Any, tuple[list[str], Callable[..., Any], Callable[..., Any]]] = {}
+    totals: dict[str, float] = {}
+    count = 0
+    for batch in batches:
+        form, arrays = Arguments.split(as_arguments(batch), {})
+        arrays = [owned(leaf) if is_array(leaf) else leaf for leaf in arrays]
+        key = form, tuple(map(jax.typeof, arrays))
+        if key not in programs:
+            program = trace(fn, *form.restore(arrays), weight_argnums)
+            programs[key] = _compiled(program, find_qparams(fn, program, qparams), metric, weight_argnums)
+        names, run, measure = programs[key]
+        reference, count = run(arrays), count + 1
+        for place in progress_bar(range(len(names)), f"sensitivity, batch {count}", progress=progress):
+            cost = float(measure(jnp.int32(place), reference, arrays))
+            totals[names[place]] = totals.get(names[place], 0.0) + cost
+    if not count:
+        raise ValueError(f"batches must hold at least one batch; got {batches!r}. Was a generator used up before?")
+    return {name: total / count for name, total in totals.items()}
 
+
+def _compiled(
+    program: Program, qparams: Mapping[str, QParams], metric: Callable[[Any, Any], Any], weight_argnums: WeightArgnums
+) -> tuple[list[str], Callable[..., Any], Callable[..., Any]]:
+    """The names of the sites, the program in float, and what one site costs: all from one trace."""
+    names = list(qparams)
+
+    @jax.jit
+    def run(arrays: list[Any]) -> Any:
+        return run_rounded(program._replace(inputs=arrays), {}, weight_argnums, round_operand)
+
+    @jax.jit
+    def measure(chosen: jax.Array, reference: Any, arrays: list[Any]) -> jax.Array:
         def visit(site: Site, x: jax.Array, each: QParams) -> tuple[jax.Array, QParams]:
             is_chosen = chosen == names.index(site.name)
             return jax.lax.cond(is_chosen, lambda x: round_operand(site, x, each)[0], lambda x: x, x), each
 
-        out = run_rounded(program, find_qparams(fn, program, qparams), weight_argnums, visit)
+        out = run_rounded(program._replace(inputs=arrays), qparams, weight_argnums, visit)
         value = jnp.asarray(metric(out, reference), jnp.float32)
         if value.shape:
             raise ValueError(f"metric must return a number; it returned an array of shape {value.shape}")
         return value
 
-    reference_of = jax.jit(lambda form, arrays: fn(*form.restore(arrays)[0]), static_argnums=0)
-    names: list[str] = []
-    total, count = np.zeros(0), 0
-    for batch in batches:
-        form, arrays = Arguments.split(as_arguments(batch), {})
-        arrays = [owned(leaf) if is_array(leaf) else leaf for leaf in arrays]
-        if not count:
-            names = list(find_qparams(fn, trace(fn, *form.restore(arrays), weight_argnums), qparams))
-            total = np.zeros(len(names))
-        reference, count = reference_of(form, arrays), count + 1
-        each = progress_bar(range(len(names)), f"sensitivity, batch {count}", progress=progress)
-        total += [float(measure(form, jnp.int32(i), reference, arrays)) for i in each]
-    if not count:
-        raise ValueError(f"batches must hold at least one batch; got {batches!r}. Was a generator used up before?")
-    return dict(zip(names, (total / count).tolist(), strict=True))
+    return names, run, measure

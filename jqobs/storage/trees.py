@@ -102,10 +102,17 @@ def build(node: Node, tensors: Mapping[str, np.ndarray], like: Any = None) -> An
             if wrong:  # Shapes may have axes in front, such as those of devices.
                 raise CheckpointError(f"the state of {name} is none of {assignment.observers[name]!r}: {wrong[0]}")
         return build(node, tensors, like)
-    if kind not in ("dict", "QParams"):
-        raise CheckpointError(f"like must be given to load it: it holds {kind}")
+    if states := _states(node):
+        raise CheckpointError(f"like must be given to load it: it holds {', '.join(sorted(states))}")
     parts = {name: build(part, tensors) for name, part in node["entries"]}
     return parts if kind == "dict" else QParams(**parts, spec=decode_spec(node["static"]))
+
+
+def _states(node: Node) -> set[str]:
+    """The kinds of state that do not say how they are built; of one inside another the outer."""
+    if node["kind"] in ("dict", "QParams"):
+        return set().union(*(_states(part) for _, part in node["entries"]))
+    return set() if node["kind"] in ("array", "ModelState") else {node["kind"]}
 
 
 def check(node: Any, unclaimed: dict[str, np.ndarray], depth: int = 0) -> None:

@@ -584,7 +584,7 @@ def test_sensitivity(traces):
     costs = jqobs.sensitivity(fn, qparams, [(PARAMS, X), (PARAMS, -X)], error, weight_argnums=0)
     assert list(costs) == list(grids)
     assert max(costs, key=costs.get) == "up/lhs"
-    assert fn.count == 3  # Once for the sites, once in float, once for all sites on codes.
+    assert fn.count == 1  # For float and for all sites.
     for name, cost in costs.items():
         alone = jqobs.simulate(mlp, {name: qparams[name]})
         expected = np.mean([float(error(alone(PARAMS, x), mlp(PARAMS, x))) for x in (X, -X)])
@@ -767,6 +767,22 @@ def test_flags_everywhere():
     assert min(cost.values()) > 0
 
 
+def test_the_cost_of_sites_that_only_a_variant_has():
+    """A batch of another form is another program: its sites have other places in the list."""
+    fn = lambda p, x, both: (x @ p["a"] + 3 * x @ p["b"]) if both else 3 * x @ p["b"]  # noqa: E731
+    params = {"a": normal(4, 4), "b": normal(4, 4)}
+    calibration, state = calibrated(fn, jqobs.min_max(qdtype=jqobs.quint2), params, X, True)
+    qparams = {"*": calibration.calculate_qparams(state)["b/rhs"]}
+    error = lambda out, reference: jnp.abs(out - reference).mean()  # noqa: E731
+    costs = jqobs.sensitivity(fn, qparams, [(params, X, True), (params, X, False)], error)
+    for name, cost in costs.items():
+        alone = jqobs.simulate(fn, {name: qparams["*"]})
+        flags = [True, False] if name.startswith("b") else [True]
+        expected = sum(float(error(alone(params, X, flag), fn(params, X, flag))) for flag in flags) / 2
+        np.testing.assert_allclose(cost, expected, rtol=1e-3)
+    assert set(costs) == {"a/lhs", "a/rhs", "b/lhs", "b/rhs"}
+
+
 def test_references_inside_a_loop():
     def fn(w, x):
         total = jax.new_ref(jnp.zeros_like(x))
@@ -835,8 +851,8 @@ def test_groups_on_an_explicit_mesh():
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda: jqobs.simulate(mlp, 5), "qparams must be"),
-        (lambda: jqobs.simulate(mlp, {"up/lhs": 3.0}), "qparams must be"),
+        (lambda: jqobs.simulate(mlp, 5), "qparams must be a dict of QParams"),
+        (lambda: jqobs.simulate(mlp, {"up/lhs": 3.0}), "qparams must be a dict of QParams"),
         (lambda: jqobs.simulate(None, {}), "fn must be a function"),
         (lambda: jqobs.observe(None, CONFIG), "fn must be a function"),
         (lambda: jqobs.observe(mlp, CONFIG, share=5), "share must be a pattern"),

@@ -421,6 +421,10 @@ def test_a_function_without_products_has_nothing_to_watch():
     for call in (calibration.sites, calibration.init):
         with pytest.warns(UserWarning, match="has no product .*: there is nothing to watch"):
             assert not len(call(X))
+    with pytest.warns(UserWarning, match="nothing to watch"):
+        out, state = calibration.update(calibration.init(X), X)
+    np.testing.assert_array_equal(out, X + 1)
+    assert not len(state)
 
 
 def test_an_unknown_layout_says_which_jax_it_met():
